@@ -1,0 +1,50 @@
+# make demo and make test do all the set-up they need; see README.md.
+#   TORCH=cuda   pip's CUDA build of torch          PYTHON=…   a certain Python that imports DOLFINx
+#   RANKS=3      MPI ranks of `make test-mpi`       PYTEST=…   more arguments for pytest
+TORCH ?= cpu
+RANKS ?= 2
+PYTEST ?=
+ready := .venv/ready-$(TORCH)
+bin := .venv/bin
+
+# Open MPI refuses root and more ranks than cores unless told; other MPIs ignore these.
+export OMPI_ALLOW_RUN_AS_ROOT := 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
+export OMPI_MCA_rmaps_base_oversubscribe := 1
+export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
+export OMPI_MCA_mpi_yield_when_idle := 1
+# Reference solves are parallel by MPI: threads underneath would only fight each other.
+test test-serial test-mpi: export OMP_NUM_THREADS := 1
+
+.PHONY: demo test test-serial test-mpi lint clean help
+help:
+	@echo "make demo    sets up and runs the main demo, results in results/"
+	@echo "make test    sets up and runs the tests, serial and on $(RANKS) MPI ranks"
+	@echo "make lint    ruff and mypy"
+	@echo "make clean   removes .venv and caches"
+
+demo: $(ready)
+	$(bin)/python demos/demo_hierarchy.py
+
+test: test-serial test-mpi
+
+test-serial: $(ready)
+	$(bin)/python -m pytest $(PYTEST)
+
+test-mpi: $(ready)
+	mpirun -n $(RANKS) $(bin)/python -m pytest -m "not serial" $(PYTEST)
+
+lint: $(ready) .venv/lint
+	$(bin)/ruff check .
+	$(bin)/ruff format --check .
+	$(bin)/mypy
+
+$(ready): docker/install docker/requirements.txt pyproject.toml
+	TORCH=$(TORCH) docker/install
+
+.venv/lint: $(ready) docker/requirements-lint.txt
+	$(bin)/pip install --quiet --constraint .venv/constraints.txt --requirement docker/requirements-lint.txt
+	touch $@
+
+clean:
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache *.egg-info results

@@ -1,0 +1,29 @@
+"""Carries pip's configuration into an image build: `pip config list` to a pip.conf and mounts.
+
+Reads the options from standard input, writes FOLDER/pip.conf, and prints the buildah arguments,
+one a line, that mount it and every local file and folder it names.
+"""
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+folder = Path(sys.argv[1])
+options: dict[str, str] = {}
+mounts = {folder / "pip.conf": "/etc/pip.conf"}
+for line in sys.stdin:
+    name, value = line.rstrip("\n").split("=", 1)
+    options[name.rsplit(".", 1)[1]] = str(ast.literal_eval(value))
+if "cert" in options:
+    # Not at its own place, where the image's own certificates are installed.
+    mounts[Path(options["cert"])] = "/etc/pip-cert.pem"
+    options["cert"] = "/etc/pip-cert.pem"
+for value in options.values():
+    for scheme, local in re.findall(r"(?:^|\s)(file://)?(/\S+)", value):
+        place = Path(local).parent if scheme else Path(local)  # an index refers to files beside it
+        if place.is_dir():
+            mounts[place] = str(place)
+(folder / "pip.conf").write_text("[global]\n" + "".join(f"{k} = {v}\n" for k, v in options.items()))
+for source, target in mounts.items():
+    print(f"--volume={source}:{target}:ro")
