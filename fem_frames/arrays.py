@@ -1,0 +1,189 @@
+"""FrameArrays: all that torch needs to know of a multilevel frame, as NumPy arrays in float64.
+
+The border between DOLFINx and torch: made by `export_frame`, saved as .npz, loaded where there is no DOLFINx.
+
+N points and K cells of the finest level J, j a level, n_j free dofs of a field on it, Q quadrature points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fem_frames.files import load_arrays, save_arrays
+from fem_frames.mesh import Floats, Ints
+
+KIND, VERSION = "frame arrays", 1
+FORMULATIONS = ("energy", "least-squares")
+
+
+@dataclass(frozen=True, eq=False)
+class FrameLevel:
+    """Mesh of one level of the frame."""
+
+    cells: Ints  # (K_j, d+1) points of each cell; cell c has the children 2^d c, …, 2^d c + 2^d - 1
+    ends: Ints  # (new points, 2) P_j: a point of the level before keeps its value, new ones take the mean of two
+    gradients: Floats  # (K_j, d+1, d) gradients of the nodal hats, not normalised
+
+
+@dataclass(frozen=True, eq=False)
+class FrameField:
+    """One P1 field: which points of each level are free, and what normalises their hats in H1."""
+
+    name: str
+    free: tuple[Ints, ...]  # for each level (n_j,) points
+    scale: tuple[Floats, ...]  # for each level (n_j,) 1 / (H1 norm of the hat)
+    lift: Floats  # (N,) nodal values that take the essential boundary data; zero where there are none
+
+    @property
+    def level_sizes(self) -> tuple[int, ...]:
+        return tuple(len(free) for free in self.free)
+
+
+@dataclass(frozen=True, eq=False)
+class FrameArrays:
+    """A multilevel frame on nested meshes.
+
+    Frame coefficients are ordered by field, then level from coarse to fine, then `free`; nodal values by field,
+    then `free` of the finest level.
+    """
+
+    formulation: str
+    first_level: int
+    points: Floats  # (N, d); those of a coarser level are the first ones
+    levels: tuple[FrameLevel, ...]
+    fields: tuple[FrameField, ...]
+    volumes: Floats  # (K,)
+    centres: Floats  # (K, d)
+    regions: Ints  # (K,)
+    rule_points: Floats  # (Q, d+1) barycentric
+    rule_weights: Floats  # (Q,), sum 1
+    neumann_load: Floats  # (N,) integrals of Neumann data times hats; zero for (LS), where they are essential
+    record: Mapping[str, Any] = field(default_factory=dict)
+    """The problem's name and options, versions of what made the arrays."""
+
+    def __post_init__(self) -> None:
+        self._check()
+        for array in self._flat().values():
+            array.flags.writeable = False
+
+    @property
+    def dimension(self) -> int:
+        return int(self.points.shape[1])
+
+    @property
+    def finest_level(self) -> int:
+        return self.first_level + len(self.levels) - 1
+
+    @property
+    def frame_size(self) -> int:
+        """Nhat, number of frame coefficients."""
+        return sum(sum(f.level_sizes) for f in self.fields)
+
+    @property
+    def nodal_size(self) -> int:
+        """N, number of free nodal values of all fields on the finest level."""
+        return sum(f.level_sizes[-1] for f in self.fields)
+
+    def ancestors(self, index: int) -> Ints:
+        """(K,) cell of levels[index] that each finest cell lies in."""
+        return np.arange(len(self.volumes)) >> (self.dimension * (len(self.levels) - 1 - index))
+
+    def point_count(self, index: int) -> int:
+        """Number of points of levels[index]."""
+        return len(self.points) - sum(len(level.ends) for level in self.levels[index + 1 :])
+
+    def rule_positions(self) -> Floats:
+        """(K, Q, d) quadrature points of the finest cells."""
+        return np.einsum("qn,knd->kqd", self.rule_points, self.points[self.levels[-1].cells])
+
+    def save(self, path: str | Path) -> None:
+        """Writes one .npz file, whole or not at all."""
+        record = {
+            "formulation": self.formulation,
+            "first_level": self.first_level,
+            "levels": len(self.levels),
+            "fields": [f.name for f in self.fields],
+            "record": dict(self.record),
+        }
+        save_arrays(path, KIND, VERSION, self._flat(), record)
+
+    @classmethod
+    def load(cls, path: str | Path) -> FrameArrays:
+        """Reads what `save` wrote; refuses anything else."""
+        flat, record = load_arrays(path, KIND, VERSION)
+        try:
+            count = range(record["levels"])
+            return cls(
+                formulation=record["formulation"],
+                first_level=record["first_level"],
+                levels=tuple(FrameLevel(*(flat[f"level{j}.{k}"] for k in _LEVEL_ARRAYS)) for j in count),
+                fields=tuple(
+                    FrameField(
+                        name,
+                        tuple(flat[f"{name}.free{j}"] for j in count),
+                        tuple(flat[f"{name}.scale{j}"] for j in count),
+                        flat[f"{name}.lift"],
+                    )
+                    for name in record["fields"]
+                ),
+                record=record["record"],
+                **{name: flat[name] for name in _OWN_ARRAYS},  # type: ignore[arg-type]
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{path} lacks {error}: it is no complete file of frame arrays") from error
+        except ValueError as error:
+            raise ValueError(f"{path} does not hold a frame: {error}") from error
+
+    def _flat(self) -> dict[str, npt.NDArray]:
+        flat: dict[str, npt.NDArray] = {name: getattr(self, name) for name in _OWN_ARRAYS}
+        for j, level in enumerate(self.levels):
+            flat |= {f"level{j}.{name}": getattr(level, name) for name in _LEVEL_ARRAYS}
+        for f in self.fields:
+            flat[f"{f.name}.lift"] = f.lift
+            for j in range(len(f.free)):
+                flat |= {f"{f.name}.free{j}": f.free[j], f"{f.name}.scale{j}": f.scale[j]}
+        return flat
+
+    def _check(self) -> None:
+        if self.formulation not in FORMULATIONS:
+            raise ValueError(f"formulation is {self.formulation!r}; choose from {', '.join(FORMULATIONS)}")
+        if not self.levels or not self.fields or self.points.ndim != 2:
+            raise ValueError("a frame needs points (N, d), at least one level and one field")
+        for name, array in self._flat().items():
+            if array.dtype != (np.int64 if name.rpartition(".")[2].rstrip("0123456789") in _WHOLE else np.float64):
+                raise ValueError(f"{name} has dtype {array.dtype}")
+            if array.dtype == np.float64 and not np.isfinite(array).all():
+                raise ValueError(f"{name} has values that are not finite")
+        d, K, Q = self.dimension, len(self.levels[-1].cells), len(self.rule_weights)
+        shapes = {"volumes": (K,), "centres": (K, d), "regions": (K,), "rule_points": (Q, d + 1), "neumann_load": (len(self.points),)}
+        for j, level in enumerate(self.levels):
+            cells = K >> (d * (len(self.levels) - 1 - j))
+            shapes |= {f"level{j}.cells": (cells, d + 1), f"level{j}.gradients": (cells, d + 1, d)}
+            shapes[f"level{j}.ends"] = (len(level.ends), 2)
+        for f in self.fields:
+            shapes[f"{f.name}.lift"] = (len(self.points),)
+            if not len(f.free) == len(f.scale) == len(self.levels):
+                raise ValueError(f"field {f.name} has {len(f.free)} and {len(f.scale)} tables for {len(self.levels)} levels")
+            shapes |= {f"{f.name}.scale{j}": (len(free),) for j, free in enumerate(f.free)}
+        flat = self._flat()
+        for name, shape in shapes.items():
+            if flat[name].shape != shape:
+                raise ValueError(f"{name} has shape {flat[name].shape}, expected {shape}")
+        for j, level in enumerate(self.levels):
+            count, before = self.point_count(j), self.point_count(j - 1) if j else len(self.points)
+            tables = [("cells", level.cells, count), ("ends", level.ends, before)]
+            tables += [(f"{f.name}.free", f.free[j], count) for f in self.fields]
+            for name, table, bound in tables:
+                if table.size and not 0 <= table.min() <= table.max() < bound:
+                    raise ValueError(f"{name} of level {self.first_level + j} refers to points that are not there")
+
+
+_LEVEL_ARRAYS = ("cells", "ends", "gradients")
+_OWN_ARRAYS = ("points", "volumes", "centres", "regions", "rule_points", "rule_weights", "neumann_load")
+_WHOLE = ("cells", "ends", "free", "regions")

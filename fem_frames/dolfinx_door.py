@@ -1,0 +1,314 @@
+"""The one door to DOLFINx: every call that differs between the releases 0.5, 0.9 and 0.11 is here.
+
+Affine simplices in dimension d = 1, 2, 3 and float64. Tables have one row for each cell this rank owns.
+"Input" numbers are rows of the arrays a mesh was made from: unlike DOLFINx's own numbers they depend
+neither on the release nor on the number of ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+# DOLFINx 0.5 loads the reference BLAS; torch imported after it would bind to that and be five times slower.
+with contextlib.suppress(ImportError):
+    import torch  # noqa: F401
+
+import basix
+import dolfinx
+import numpy as np
+import numpy.typing as npt
+import ufl
+from dolfinx import cpp, fem, io
+from dolfinx import mesh as dmesh
+from dolfinx.fem import petsc as fem_petsc
+from mpi4py import MPI
+from petsc4py import PETSc
+
+from fem_frames.mesh import Floats, Grid, Ints, MeshArrays, orient
+
+_OLD = not hasattr(basix, "ufl")  # before 0.7 elements came from UFL
+if not _OLD:
+    import basix.ufl
+
+_NAMES = (None, "interval", "triangle", "tetrahedron")
+
+if np.issubdtype(PETSc.ScalarType, np.complexfloating):
+    raise ImportError("this PETSc has complex scalars; fem-frames needs a DOLFINx and PETSc build with real ones")
+
+
+P, T = ParamSpec("P"), TypeVar("T")
+
+
+def _quietly(function: Callable[P, T]) -> Callable[P, T]:
+    """The function without the compiler lines that FFCx's first compilation of a form logs as information."""
+
+    @functools.wraps(function)
+    def quiet(*args: P.args, **kwargs: P.kwargs) -> T:
+        before = logging.root.manager.disable
+        logging.disable(max(before, logging.INFO))
+        try:
+            return function(*args, **kwargs)
+        finally:
+            logging.disable(before)
+
+    return quiet
+
+
+# ---- meshes ---------------------------------------------------------------------------------------------
+
+
+@_quietly
+def generate(grid: Grid) -> MeshArrays:
+    """DOLFINx's generated mesh of a grid, as arrays."""
+    comm, d = MPI.COMM_SELF, len(grid.shape)
+    if d == 1:
+        mesh = dmesh.create_interval(comm, grid.shape[0], [grid.lower[0], grid.upper[0]])
+    elif d == 2:
+        mesh = dmesh.create_rectangle(comm, [np.array(grid.lower), np.array(grid.upper)], list(grid.shape))
+    else:
+        mesh = dmesh.create_box(comm, [np.array(grid.lower), np.array(grid.upper)], list(grid.shape))
+    return arrays_of(mesh)
+
+
+@_quietly
+def create(points: Floats, cells: Ints, comm: MPI.Comm) -> dmesh.Mesh:
+    """Mesh distributed over the ranks of comm, from arrays that rank 0 gives (the others' are not read)."""
+    points, cells = np.ascontiguousarray(points), np.ascontiguousarray(cells, np.int64)
+    gdim = comm.bcast(points.shape[1])
+    if comm.rank:
+        points, cells = np.zeros((0, gdim)), np.zeros((0, gdim + 1), np.int64)
+    name = _NAMES[gdim]
+    if _OLD:
+        domain = ufl.Mesh(ufl.VectorElement("Lagrange", ufl.Cell(name, geometric_dimension=gdim), 1))
+        return dmesh.create_mesh(comm, cells, points, domain, ghost_mode=dmesh.GhostMode.none)
+    return dmesh.create_mesh(comm, cells=cells, x=points, e=ufl.Mesh(basix.ufl.element("Lagrange", name, 1, shape=(gdim,))))
+
+
+@_quietly
+def refine(coarse: dmesh.Mesh) -> tuple[dmesh.Mesh, Ints]:
+    """(fine mesh, (cells,) coarse cell of each of its cells); every edge is halved. On one rank."""
+    if coarse.topology.dim == 1 and _OLD:  # 0.5 does not refine intervals
+        return _halve(coarse)
+    coarse.topology.create_entities(1)
+    if _OLD:
+        fine, parent, _ = cpp.refinement.plaza_refine_data(
+            coarse._mesh, False, cpp.refinement.RefinementOptions.parent_cell
+        )
+        fine = dmesh.Mesh(fine, ufl.Mesh(coarse.ufl_domain().ufl_coordinate_element()))
+    else:
+        fine, parent, _ = dmesh.refine(coarse, partitioner=None, option=dmesh.RefinementOption.parent_cell)
+    return fine, np.asarray(parent, np.int64)[input_cells(fine)]  # parents come in input order
+
+
+def _halve(coarse: dmesh.Mesh) -> tuple[dmesh.Mesh, Ints]:
+    x, ends = coordinates(coarse), nodes(coarse)
+    middle = np.arange(len(ends)) + len(x)
+    cells = np.stack([np.stack([ends[:, 0], middle], 1), np.stack([middle, ends[:, 1]], 1)], 1).reshape(-1, 2)
+    fine = create(np.concatenate([x, x[ends].mean(axis=1)]), cells, MPI.COMM_SELF)
+    return fine, input_cells(fine) // 2
+
+
+def arrays_of(mesh: dmesh.Mesh, cell_tags: Any = None, facet_tags: Any = None) -> MeshArrays:
+    """Gathers a DOLFINx mesh, distributed or not, on every rank; points sorted by their coordinates.
+
+    The order does not depend on the release or on the number of ranks. Untagged cells get region 0.
+    """
+    d, comm = mesh.topology.dim, mesh.comm
+    if mesh.topology.cell_type != getattr(dmesh.CellType, str(_NAMES[d])) or mesh.geometry.dim != d or nodes(mesh).shape[1] != d + 1:
+        raise ValueError("the DOLFINx mesh must consist of straight intervals, triangles or tetrahedra in R^1, R^2 or R^3")
+    x, cells = coordinates(mesh), nodes(mesh)
+    regions = np.zeros(len(cells), np.int64)
+    if cell_tags is not None:
+        own = cell_tags.indices < len(cells)
+        regions[cell_tags.indices[own]] = cell_tags.values[own]
+    facets, tags = _tagged_facets(mesh, facet_tags) if facet_tags is not None else (np.zeros((0, d), np.int64), [])
+    parts = comm.allgather((x[cells], regions, x[facets], np.asarray(tags, np.int64)))
+    corners, regions, facet_corners, tags = (np.concatenate([part[i] for part in parts]) for i in range(4))
+    # Equal points of different ranks differ by nothing; those of different releases by rounding at most.
+    scale = np.abs(corners).max(initial=1e-300)
+    key = np.round(np.concatenate([corners.reshape(-1, d), facet_corners.reshape(-1, d)]) / scale, 11) + 0.0
+    _, first, number = np.unique(key, axis=0, return_index=True, return_inverse=True)
+    number = number.reshape(-1)
+    points = np.concatenate([corners.reshape(-1, d), facet_corners.reshape(-1, d)])[first]
+    gathered = np.sort(number[: corners.size // d].reshape(-1, d + 1), axis=1)
+    order = np.lexsort(gathered.T[::-1])
+    return MeshArrays(
+        points=points,
+        cells=orient(points, gathered[order]),
+        regions=regions[order],
+        facets=number[corners.size // d :].reshape(-1, d),
+        facet_tags=tags,
+    )
+
+
+def _tagged_facets(mesh: dmesh.Mesh, tags: Any) -> tuple[Ints, npt.NDArray]:
+    """Rows of coordinates(mesh) of the tagged facets next to cells of this rank, and their tags."""
+    topology, d = mesh.topology, mesh.topology.dim
+    topology.create_connectivity(d - 1, d)
+    topology.create_connectivity(d - 1, 0)
+    topology.create_connectivity(d, 0)
+    node_of_vertex = np.full(topology.index_map(0).size_local + topology.index_map(0).num_ghosts, -1, np.int64)
+    cell_vertices = topology.connectivity(d, 0)
+    for cell, row in enumerate(nodes(mesh)):
+        node_of_vertex[cell_vertices.links(cell)] = row
+    to_vertices = topology.connectivity(d - 1, 0)
+    facets = [node_of_vertex[to_vertices.links(f)] for f in tags.indices]
+    # A facet between ranks is known to both: it counts where it is owned.
+    keep = [i for i, f in enumerate(tags.indices) if f < topology.index_map(d - 1).size_local and facets[i].min() >= 0]
+    return np.array([facets[i] for i in keep], np.int64).reshape(-1, d), np.asarray(tags.values)[keep]
+
+
+def is_mesh(candidate: Any) -> bool:
+    return isinstance(candidate, dmesh.Mesh)
+
+
+def _table(table: Any, width: int, mesh: dmesh.Mesh) -> npt.NDArray:
+    owned = mesh.topology.index_map(mesh.topology.dim).size_local
+    return np.asarray(getattr(table, "array", table)).reshape(-1, width)[:owned]
+
+
+def nodes(mesh: dmesh.Mesh) -> Ints:
+    """(cells, d+1) rows of coordinates(mesh)."""
+    geometry = mesh.geometry
+    table = geometry.dofmaps[0] if hasattr(geometry, "dofmaps") else geometry.dofmap
+    if hasattr(table, "links"):
+        return _table(table, len(table.links(0)) if table.num_nodes else mesh.topology.dim + 1, mesh).astype(np.int64)
+    return _table(table, table.shape[1], mesh).astype(np.int64)
+
+
+def coordinates(mesh: dmesh.Mesh) -> Floats:
+    """(nodes, d) coordinates, ghosts included."""
+    return np.asarray(mesh.geometry.x[:, : mesh.geometry.dim], np.float64)
+
+
+def input_cells(mesh: dmesh.Mesh) -> Ints:
+    """(cells,) input number of every cell."""
+    return _table(mesh.topology.original_cell_index, 1, mesh)[:, 0].astype(np.int64)
+
+
+def input_nodes(mesh: dmesh.Mesh) -> Ints:
+    """(nodes,) input number of every row of coordinates(mesh)."""
+    return np.asarray(mesh.geometry.input_global_indices, np.int64)
+
+
+# ---- spaces ---------------------------------------------------------------------------------------------
+
+
+@_quietly
+def space(mesh: dmesh.Mesh, *families: str) -> fem.FunctionSpace:
+    """Lowest order space of a family, "P" or "RT", or the mixed space of several."""
+    make, cell = (ufl.FiniteElement, mesh.ufl_cell()) if _OLD else (basix.ufl.element, _NAMES[mesh.topology.dim])
+    elements = [make(family, cell, 1) for family in families]
+    if len(elements) > 1:
+        elements = [ufl.MixedElement(*elements) if _OLD else basix.ufl.mixed_element(elements)]
+    return (fem.FunctionSpace if _OLD else fem.functionspace)(mesh, elements[0])
+
+
+@_quietly
+def quadrature_space(mesh: dmesh.Mesh, degree: int) -> fem.FunctionSpace:
+    """Functions that are known at the points of quadrature(d, degree)."""
+    name = _NAMES[mesh.topology.dim]
+    if _OLD:
+        element = ufl.FiniteElement("Quadrature", mesh.ufl_cell(), degree, quad_scheme="default")
+        return fem.FunctionSpace(mesh, element)
+    return fem.functionspace(mesh, basix.ufl.quadrature_element(name, scheme="default", degree=degree))
+
+
+def dofs(V: fem.FunctionSpace) -> Ints:
+    """(cells, n) local dofs; those of a subspace in the numbering of the whole space."""
+    return _table(V.dofmap.list, V.dofmap.dof_layout.num_dofs, V.mesh).astype(np.int64)
+
+
+def node_dofs(V: fem.FunctionSpace, whole: fem.FunctionSpace) -> tuple[Ints, Ints]:
+    """Of a P1 (sub)space: owned local dofs in the numbering of `whole`, and the input node of each."""
+    index_map = whole.dofmap.index_map
+    node = np.full(index_map.size_local + index_map.num_ghosts, -1, np.int64)
+    node[dofs(V)] = nodes(V.mesh)
+    owned = np.flatnonzero(node[: index_map.size_local] >= 0)
+    return owned, input_nodes(V.mesh)[node[owned]]
+
+
+# ---- the reference cell ---------------------------------------------------------------------------------
+
+
+def quadrature(d: int, degree: int) -> tuple[Floats, Floats]:
+    """Points (Q, d) and weights (Q,) on the reference simplex; the scheme DOLFINx integrates with."""
+    points, weights = basix.make_quadrature(getattr(basix.CellType, str(_NAMES[d])), degree)
+    return np.asarray(points).reshape(-1, d), np.asarray(weights)
+
+
+def tabulate(d: int, points: Floats) -> tuple[Floats, Floats]:
+    """P1 on the reference simplex: values (n, d+1) and derivatives (n, d+1, d) at points (n, d)."""
+    cell, variant = getattr(basix.CellType, str(_NAMES[d])), basix.LagrangeVariant.gll_warped
+    table = basix.create_element(basix.ElementFamily.P, cell, 1, variant).tabulate(1, points)
+    table = np.asarray(table).reshape(d + 1, len(points), d + 1)
+    return table[0], np.moveaxis(table[1:], 0, -1)
+
+
+# ---- forms and output -----------------------------------------------------------------------------------
+
+
+@_quietly
+def compile_form(form: Any) -> Any:
+    """A UFL form, ready to be assembled."""
+    return fem.form(form)
+
+
+def assemble_matrix(form: Any, into: PETSc.Mat | None = None) -> PETSc.Mat:
+    """PETSc matrix of a compiled bilinear form, no boundary conditions; `into` is overwritten if given."""
+    if into is None:
+        into = fem_petsc.create_matrix(form)
+    into.zeroEntries()
+    fem_petsc.assemble_matrix(into, form)
+    into.assemble()
+    return into
+
+
+def assemble_vector(form: Any) -> PETSc.Vec:
+    """PETSc vector of a compiled linear form, contributions of all ranks added."""
+    vector = fem_petsc.assemble_vector(form)
+    vector.ghostUpdate(addv=PETSc.InsertMode.ADD, mode=PETSc.ScatterMode.REVERSE)
+    return vector
+
+
+def integral(form: Any, comm: MPI.Comm) -> float:
+    """Value of a compiled scalar form over all ranks."""
+    return float(comm.allreduce(fem.assemble_scalar(form)))
+
+
+def nodal_function(mesh: dmesh.Mesh, values: Floats, name: str) -> fem.Function:
+    """P1 function with the given values (N,) at the input nodes."""
+    V = space(mesh, "P")
+    function = fem.Function(V)
+    function.name = name
+    owned, node = node_dofs(V, V)
+    function.x.array[owned] = np.asarray(values)[node]
+    function.x.scatter_forward()
+    return function
+
+
+def write_xdmf(path: str | Path, points: Floats, cells: Ints, **fields: Floats) -> None:
+    """XDMF and HDF5 for ParaView: a mesh given as arrays and nodal fields (N,) by name."""
+    mesh = create(points, cells, MPI.COMM_SELF)
+    with io.XDMFFile(MPI.COMM_SELF, str(path), "w") as file:
+        file.write_mesh(mesh)
+        for name, values in fields.items():
+            file.write_function(nodal_function(mesh, values, name))
+
+
+def versions() -> dict[str, str]:
+    """Versions of the FEniCSx stack as it runs here."""
+    mpi = MPI.Get_library_version().split("\n")[0].strip("\0 ,")
+    petsc = ".".join(map(str, PETSc.Sys.getVersion()))
+    return {
+        "dolfinx": dolfinx.__version__,
+        "basix": basix.__version__,
+        "ufl": getattr(ufl, "__version__", "unknown"),
+        "petsc": f"{petsc} ({np.dtype(PETSc.ScalarType).name})",
+        "mpi": mpi,
+    }

@@ -1,0 +1,159 @@
+"""From a mesh hierarchy and a problem to FrameArrays.
+
+N points, K cells, d dimension, j a level.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fem_frames import dolfinx_door as door
+from fem_frames.arrays import FORMULATIONS, FrameArrays, FrameField, FrameLevel
+from fem_frames.hierarchy import MeshHierarchy
+from fem_frames.mesh import Floats, Ints, signed_volumes
+from fem_frames.problem import Problem
+
+
+@dataclass(frozen=True, eq=False)
+class EssentialData:
+    """Of one P1 field: the points where its values are given, on every level, and nodal values that are right there."""
+
+    name: str
+    fixed: tuple[npt.NDArray[np.bool_], ...]  # for each level (N_j,)
+    lift: Floats  # (N,)
+
+
+def export_frame(
+    hierarchy: MeshHierarchy,
+    problem: Problem,
+    formulation: str = "energy",
+    first_level: int | None = None,
+) -> FrameArrays:
+    """The H1-normalised multilevel frame of P1 hats, levels `first_level` to the finest.
+
+    `first_level` is by default the problem's; levels without any free dof are left out.
+    See "Multilevel frames" in the paper.
+    """
+    data = essential_data(hierarchy, problem, formulation)
+    first = problem.first_level if first_level is None else first_level
+    finest = len(hierarchy.levels) - 1
+    if not 0 <= first <= finest:
+        raise ValueError(f"first_level is {first}; the hierarchy has the levels 0 to {finest}")
+    first = next((j for j in range(first, finest + 1) if any((~f.fixed[j]).any() for f in data)), -1)
+    if first < 0:
+        raise ValueError("no point of the finest mesh is free; use more levels")
+    regions = hierarchy.regions(problem)
+    positions, weights = door.quadrature(hierarchy.dimension, problem.quadrature_degree)
+    barycentric = np.concatenate([1 - positions.sum(axis=1, keepdims=True), positions], axis=1)
+    centres = hierarchy.centres()
+    problem.coefficient.tabulate(centres[:, None], regions)  # unknown region tags are found here
+
+    levels, norms = [], []
+    for j in range(first, finest + 1):
+        points, level = hierarchy.level_points(j), hierarchy.levels[j]
+        gradients, volumes = p1_gradients(points, level.cells)
+        ends = level.ends if j > first else np.zeros((0, 2), np.int64)
+        levels.append(FrameLevel(level.cells.copy(), ends.copy(), gradients))
+        norms.append(hat_norms(level.cells, gradients, volumes, len(points)))
+    fields = []
+    for f in data:
+        free = tuple(np.flatnonzero(~fixed) for fixed in f.fixed[first:])
+        scale = tuple(1 / norm[points] for norm, points in zip(norms, free, strict=True))
+        fields.append(FrameField(f.name, free, scale, f.lift))
+    return FrameArrays(
+        formulation=formulation,
+        first_level=first,
+        points=hierarchy.points.copy(),
+        levels=tuple(levels),
+        fields=tuple(fields),
+        volumes=volumes,
+        centres=centres,
+        regions=regions,
+        rule_points=barycentric,
+        rule_weights=weights / weights.sum(),
+        neumann_load=neumann_load(hierarchy, problem, formulation),
+        record={"problem": problem.name, "options": dict(problem.options), **door.versions()},
+    )
+
+
+def essential_data(hierarchy: MeshHierarchy, problem: Problem, formulation: str) -> tuple[EssentialData, ...]:
+    """The fields of a formulation and their essential boundary data: u, and for (LS) the flux σ = a ∇u."""
+    if formulation not in FORMULATIONS:
+        raise ValueError(f"formulation is {formulation!r}; choose from {', '.join(FORMULATIONS)}")
+    fixed = hierarchy.fixed_points(problem)
+    lift = np.zeros(len(hierarchy.points))
+    if problem.dirichlet_value != 0.0:
+        # Interpolated everywhere, not only on the boundary: a smooth lift loses no digits in half precision.
+        lift = problem.boundary_values(problem.dirichlet_value, hierarchy.points).copy()
+    u = EssentialData("u", fixed, lift)
+    if formulation == "energy":
+        return (u,)
+    if hierarchy.dimension != 1:
+        raise ValueError("least squares is available in one dimension only, where the flux is P1; use formulation='energy'")
+    return u, _interval_flux(hierarchy, problem)
+
+
+def _interval_flux(hierarchy: MeshHierarchy, problem: Problem) -> EssentialData:
+    """σ in 1D, given where u is not."""
+    facets, owner = hierarchy.levels[0].facets[:, 0], hierarchy.levels[0].cells
+    natural = facets[~hierarchy.dirichlet_facets(problem)]
+    x = hierarchy.points[:, 0]
+    lift = np.zeros(len(x))
+    if len(natural):
+        cell = owner[[int(np.flatnonzero((owner == point).any(axis=1))[0]) for point in natural]]
+        outward = np.sign(x[natural] - x[cell].mean(axis=1))
+        value = outward * problem.boundary_values(problem.neumann_value, hierarchy.points[natural])
+        order = np.argsort(x[natural])
+        lift = np.interp(x, x[natural][order], value[order])
+    fixed = []
+    for level in hierarchy.levels:
+        mask = np.zeros(level.point_count, bool)
+        mask[natural] = True
+        fixed.append(mask)
+    return EssentialData("sigma", tuple(fixed), lift)
+
+
+def neumann_load(hierarchy: MeshHierarchy, problem: Problem, formulation: str) -> Floats:
+    """(N,) integrals of h times the finest hats over the Neumann part; zero where these data are essential."""
+    load = np.zeros(len(hierarchy.points))
+    if formulation != "energy" or problem.neumann_value == 0.0:
+        return load
+    facets = hierarchy.finest.facets[~hierarchy.dirichlet_facets(problem)[hierarchy.finest.facet_origin]]
+    d = hierarchy.dimension
+    if d == 1:
+        np.add.at(load, facets[:, 0], problem.boundary_values(problem.neumann_value, hierarchy.points[facets[:, 0]]))
+        return load
+    positions, weights = door.quadrature(d - 1, problem.quadrature_degree)
+    hats = np.concatenate([1 - positions.sum(axis=1, keepdims=True), positions], axis=1)  # (Q, d)
+    corners = hierarchy.points[facets]  # (F, d, d)
+    x = np.einsum("qn,fnd->fqd", hats, corners)
+    h = problem.boundary_values(problem.neumann_value, x.reshape(-1, d)).reshape(x.shape[:2])
+    np.add.at(load, facets, np.einsum("f,q,fq,qn->fn", _areas(corners), weights / weights.sum(), h, hats))
+    return load
+
+
+def p1_gradients(points: Floats, cells: Ints) -> tuple[Floats, Floats]:
+    """(K, d+1, d) gradients of the hats on each cell, and the volumes (K,)."""
+    corners = points[cells]
+    edges = corners[:, 1:] - corners[:, :1]  # (K, d, d), rows
+    inner = np.swapaxes(np.linalg.inv(edges), 1, 2)  # rows: gradients of the hats 1, …, d
+    gradients = np.concatenate([-inner.sum(axis=1, keepdims=True), inner], axis=1)
+    return gradients, np.abs(signed_volumes(points, cells))
+
+
+def hat_norms(cells: Ints, gradients: Floats, volumes: Floats, point_count: int) -> Floats:
+    """(N,) full H1 norms of the nodal hats."""
+    d = cells.shape[1] - 1
+    # float64: these norms underflow in half precision
+    square = volumes[:, None] * (2 / ((d + 1) * (d + 2)) + (gradients**2).sum(axis=-1))  # (K, d+1)
+    return np.sqrt(np.bincount(cells.ravel(), weights=square.ravel(), minlength=point_count))
+
+
+def _areas(corners: Floats) -> Floats:
+    """(F,) lengths or areas of facets with the corners (F, d, d)."""
+    if corners.shape[1] == 2:
+        return np.asarray(np.linalg.norm(corners[:, 1] - corners[:, 0], axis=-1))
+    return np.asarray(np.linalg.norm(np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0]), axis=-1) / 2)

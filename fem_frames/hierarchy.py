@@ -1,0 +1,204 @@
+"""Nested meshes: a coarse mesh and DOLFINx's uniform refinements of it, in a numbering of our own.
+
+The numbering depends neither on the DOLFINx release nor on MPI: points of a level come first on the next, new
+ones follow in the order of the edges they halve; the children of cell c are the cells 2^d c, …, 2^d c + 2^d - 1;
+vertices ascend within a cell. So the ancestor of fine cell c, j levels up, is c >> (d j).
+
+N points, K cells, F boundary facets, d dimension, J the finest level.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from fem_frames import dolfinx_door as door
+from fem_frames.mesh import Floats, Grid, Ints, MeshArrays, boundary_facets, read_gmsh, row_keys
+from fem_frames.problem import Problem
+
+
+@dataclass(frozen=True, eq=False)
+class Level:
+    """One mesh of a hierarchy; its points are the first rows of the hierarchy's points."""
+
+    cells: Ints  # (K, d+1) points of each cell, ascending
+    ends: Ints  # (N - N of the level before, 2) ends of the edge that each new point halves; (0, 2) on level 0
+    facets: Ints  # (F, d) points of each boundary facet, ascending
+    facet_origin: Ints  # (F,) boundary facet of level 0 that it lies in
+
+    @property
+    def point_count(self) -> int:
+        return int(self.cells.max()) + 1
+
+
+@dataclass(frozen=True, eq=False)
+class MeshHierarchy:
+    """Meshes of levels 0, …, J, each the uniform refinement of the one before."""
+
+    points: Floats  # (N, d) of the finest level
+    levels: tuple[Level, ...]
+    coarse_regions: Ints  # (K of level 0,)
+    coarse_facet_tags: Ints  # (F of level 0,), -1 where the mesh gave none
+
+    @classmethod
+    def from_problem(cls, problem: Problem, levels: int) -> MeshHierarchy:
+        """The hierarchy of a problem's mesh; on every rank the same."""
+        return cls.refine(coarse_mesh(problem.mesh), problem.check_levels(levels))
+
+    @classmethod
+    def refine(cls, coarse: MeshArrays, levels: int) -> MeshHierarchy:
+        """The hierarchy of `levels` uniform refinements of a coarse mesh, by DOLFINx on this rank alone."""
+        mesh = door.create(coarse.points, coarse.cells, MPI.COMM_SELF)
+        cell_number = door.input_cells(mesh)
+        facets, _ = boundary_facets(coarse.cells, len(coarse.points))
+        meshes = [Level(np.sort(coarse.cells, axis=1), np.zeros((0, 2), np.int64), facets, np.arange(len(facets)))]
+        points = np.array(coarse.points)
+        for _ in range(levels):
+            fine, parent = door.refine(mesh)
+            level, points, cell_number = _renumber(meshes[-1], points, fine, cell_number[parent])
+            meshes.append(level)
+            mesh = fine
+        return cls(points, tuple(meshes), coarse.regions, _facet_tags(coarse, facets))
+
+    @property
+    def dimension(self) -> int:
+        return int(self.points.shape[1])
+
+    @property
+    def finest(self) -> Level:
+        return self.levels[-1]
+
+    def level_points(self, level: int) -> Floats:
+        """(N, d) points of a level."""
+        return self.points[: self.levels[level].point_count]
+
+    def centres(self, level: int = -1) -> Floats:
+        """(K, d) midpoints of the cells of a level."""
+        return np.asarray(self.points[self.levels[level].cells].mean(axis=1))
+
+    def regions(self, problem: Problem) -> Ints:
+        """(K,) region tag of every finest cell."""
+        if problem.regions is None:
+            return np.repeat(self.coarse_regions, len(self.finest.cells) // len(self.coarse_regions))
+        tags = np.asarray(problem.regions(self.centres()))
+        if tags.shape != (len(self.finest.cells),):
+            raise ValueError(f"regions gave tags of shape {tags.shape} for {len(self.finest.cells)} cells; give one a cell")
+        return tags.astype(np.int64)
+
+    def dirichlet_facets(self, problem: Problem) -> np.ndarray:
+        """(F of level 0,) whether u is given on a boundary facet of the coarse mesh."""
+        facets = self.levels[0].facets
+        if isinstance(problem.dirichlet, str):
+            return np.ones(len(facets), bool)
+        if callable(problem.dirichlet):
+            return self._facets_where(problem.dirichlet)
+        unknown = sorted(set(problem.dirichlet) - set(self.coarse_facet_tags.tolist()))
+        if unknown:
+            known = sorted(set(self.coarse_facet_tags.tolist()) - {-1})
+            raise ValueError(f"no boundary facet carries the tag {unknown[0]}; the mesh has {known or 'no facet tags'}")
+        return np.isin(self.coarse_facet_tags, problem.dirichlet)
+
+    def _facets_where(self, indicator: Any) -> np.ndarray:
+        corners = self.points[self.levels[0].facets]  # (F, d, d)
+        probes = np.concatenate([corners, corners.mean(axis=1, keepdims=True)], axis=1)  # (F, d+1, d)
+        inside = np.asarray(indicator(probes.reshape(-1, self.dimension)), bool).reshape(probes.shape[:2])
+        middle = inside[:, -1]
+        cut = np.flatnonzero(middle & ~inside.all(axis=1))
+        if len(cut):
+            raise ValueError(
+                f"the Dirichlet part ends inside the boundary facet with the middle {probes[cut[0], -1].tolist()}; it must "
+                "be a union of facets of the coarse mesh: refine that, or include the ends of the part (<= instead of <)"
+            )
+        return middle
+
+    def fixed_points(self, problem: Problem) -> tuple[np.ndarray, ...]:
+        """For every level (N,) whether u is given at a point."""
+        on_part = self.dirichlet_facets(problem)
+        if not on_part.any():
+            raise ValueError("u is given nowhere on the boundary, so it is not unique: make a part of it Dirichlet")
+        fixed = []
+        for level in self.levels:
+            mask = np.zeros(level.point_count, bool)
+            mask[level.facets[on_part[level.facet_origin]]] = True
+            fixed.append(mask)
+        return tuple(fixed)
+
+
+def coarse_mesh(source: Any) -> MeshArrays:
+    """The coarse mesh of whatever `Problem.mesh` may be. Collective if that is a distributed DOLFINx mesh."""
+    if isinstance(source, MeshArrays):
+        return source
+    if isinstance(source, Grid):
+        return door.generate(source)
+    if isinstance(source, str | Path):
+        return read_gmsh(source)
+    parts = source if isinstance(source, tuple | list) else (source,)
+    if len(parts) <= 3 and door.is_mesh(parts[0]):
+        return door.arrays_of(*parts)
+    raise ValueError(
+        f"a mesh cannot be made from {type(source).__name__}: give a Grid, MeshArrays, the path of a gmsh file, "
+        "a DOLFINx mesh, or DOLFINx's (mesh, cell tags, facet tags)"
+    )
+
+
+def _renumber(
+    coarse: Level, points: Floats, fine: Any, parent: Ints
+) -> tuple[Level, Floats, Ints]:
+    """The level of DOLFINx's fine mesh in our numbering, all its points, and our numbers of its cells.
+
+    `parent` (K,) is our number of the coarse cell that each fine cell lies in.
+    """
+    table, x = door.nodes(fine), door.coordinates(fine)
+    d, count = x.shape[1], len(points)
+    corners = coarse.cells[parent]  # (K, d+1) of the parent, ascending
+    origin = points[corners[:, 0]]
+    jacobian = np.swapaxes(points[corners[:, 1:]] - origin[:, None], 1, 2)  # (K, d, d)
+    local = np.einsum("kij,knj->kni", np.linalg.inv(jacobian), x[table] - origin[:, None])
+    barycentric = np.concatenate([1 - local.sum(axis=-1, keepdims=True), local], axis=-1)  # (K, d+1, d+1)
+    halves = np.rint(2 * barycentric)
+    assert np.abs(halves / 2 - barycentric).max() < 1e-6, "DOLFINx's refinement is not nested"
+    # A vertex is a corner of the parent (one weight 1) or halves an edge of it (two weights 1/2).
+    low = np.take_along_axis(corners, (halves > 0).argmax(axis=-1), axis=1)
+    high = np.take_along_axis(corners, d - (halves[..., ::-1] > 0).argmax(axis=-1), axis=1)
+    ends_of_node = np.zeros((len(x), 2), np.int64)
+    ends_of_node[table] = np.stack([low, high], axis=-1)
+    new = ends_of_node[:, 0] != ends_of_node[:, 1]
+    key, order = np.unique(row_keys(ends_of_node[new], count), return_inverse=True)
+    number = ends_of_node[:, 0].copy()
+    number[new] = count + order
+    ends = np.stack(np.divmod(key, count), axis=1)
+    cells = np.sort(number[table], axis=1)
+    position = np.lexsort((*cells.T[::-1], parent))
+    assert (parent[position] == np.repeat(np.arange(len(coarse.cells)), 2**d)).all(), "a cell has not 2^d children"
+    cell_number = np.empty(len(cells), np.int64)
+    cell_number[position] = np.arange(len(cells))
+    all_points = np.concatenate([points, points[ends].mean(axis=1)])
+    cells = cells[position]
+    facets, _ = boundary_facets(cells, len(all_points))
+    level = Level(cells, ends, facets, _facet_origin(coarse, facets, ends, count))
+    return level, all_points, cell_number
+
+
+def _facet_origin(coarse: Level, facets: Ints, ends: Ints, count: int) -> Ints:
+    """(F,) boundary facet of level 0 that each boundary facet of the refinement of `coarse` lies in."""
+    both = np.concatenate([np.repeat(np.arange(count)[:, None], 2, axis=1), ends])[facets]  # (F, d, 2)
+    both = np.sort(both.reshape(len(facets), -1), axis=1)
+    first = np.concatenate([np.ones((len(both), 1), bool), both[:, 1:] != both[:, :-1]], axis=1)
+    parent_facet = both[first].reshape(len(facets), -1)  # its corners: d of them
+    keys, wanted = row_keys(coarse.facets, count), row_keys(parent_facet, count)
+    order = np.argsort(keys)
+    found = order[np.searchsorted(keys, wanted, sorter=order)]
+    assert (keys[found] == wanted).all(), "a boundary facet lies in no boundary facet of its parent"
+    return coarse.facet_origin[found]
+
+
+def _facet_tags(coarse: MeshArrays, facets: Ints) -> Ints:
+    tags = np.full(len(facets), -1, np.int64)
+    given = {int(k): int(t) for k, t in zip(row_keys(coarse.facets, len(coarse.points)), coarse.facet_tags, strict=True)}
+    for i, key in enumerate(row_keys(facets, len(coarse.points))):
+        tags[i] = given.get(int(key), -1)
+    return tags

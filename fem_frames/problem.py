@@ -1,0 +1,278 @@
+"""A parametric problem −div(a_y ∇u) = f_y: domain, coefficient, source, boundary, parameters.
+
+Plain data and functions: neither DOLFINx nor torch is imported. Coefficients and sources are written once
+and evaluated in NumPy for reference solutions and in torch for training.
+
+B samples, K cells, Q points in a cell, d dimension, p parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from fem_frames.mesh import Floats, Grid, Ints, MeshArrays, as_tuple
+
+Array = Any  # a NumPy array or a torch tensor
+
+
+def namespace(array: Array) -> ModuleType:
+    """The module, NumPy or torch, whose functions take this array: `namespace(y).exp(y)`."""
+    if isinstance(array, np.ndarray):
+        return np
+    import torch
+
+    return torch
+
+
+# ---- parameters -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Parameters uniform in a box."""
+
+    lower: tuple[float, ...]
+    upper: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lower", as_tuple(self.lower))
+        object.__setattr__(self, "upper", as_tuple(self.upper))
+        if len(self.lower) != len(self.upper) or not self.lower:
+            raise ValueError(f"a box needs as many lower as upper bounds, not {len(self.lower)} and {len(self.upper)}")
+        if not all(low < high for low, high in zip(self.lower, self.upper, strict=True)):
+            raise ValueError(f"the box from {self.lower} to {self.upper} is empty: lower must be below upper")
+
+    @property
+    def dimension(self) -> int:
+        return len(self.lower)
+
+    def sample(self, count: int, seed: int) -> Floats:
+        """(count, p) random parameters; fewer of the same seed are the first of more."""
+        return np.random.default_rng(seed).uniform(self.lower, self.upper, (count, self.dimension))
+
+    def outside(self, y: Floats) -> npt.NDArray[np.bool_]:
+        """(B,) where y is not in the box, up to rounding in its last digits."""
+        slack = 1e-6 * (np.asarray(self.upper) - self.lower)
+        return np.asarray(((y < self.lower - slack) | (y > self.upper + slack)).any(axis=1))
+
+    def __str__(self) -> str:
+        if len(set(self.lower)) == len(set(self.upper)) == 1:
+            return f"[{self.lower[0]:g}, {self.upper[0]:g}]^{self.dimension}"
+        return " × ".join(f"[{low:g}, {high:g}]" for low, high in zip(self.lower, self.upper, strict=True))
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """Independent standard normal parameters."""
+
+    dimension: int
+
+    def sample(self, count: int, seed: int) -> Floats:
+        """(count, p) random parameters; fewer of the same seed are the first of more."""
+        return np.random.default_rng(seed).standard_normal((count, self.dimension))
+
+    def outside(self, y: Floats) -> npt.NDArray[np.bool_]:
+        """(B,) nowhere: every y is possible."""
+        return np.zeros(len(y), bool)
+
+    def __str__(self) -> str:
+        return f"N(0, I) in R^{self.dimension}"
+
+
+# ---- coefficients ---------------------------------------------------------------------------------------
+
+
+class Coefficient(Protocol):
+    """a_y in two steps: what depends on x is tabulated once, what depends on y for every batch."""
+
+    def tabulate(self, points: Floats, regions: Ints) -> tuple[npt.NDArray, ...]:
+        """Tables, first axis K, from the points (K, Q, d) and the regions (K,) of the cells."""
+
+    def evaluate(self, tables: tuple[Array, ...], y: Array) -> Array:
+        """(B, K, Q), or (B, K, 1) where constant on cells, for y (B, p); NumPy or torch like y."""
+
+
+@dataclass(frozen=True)
+class ByRegion:
+    """Piecewise constant: a parameter or a fixed number on every region, the paper's case."""
+
+    parameter: Mapping[int, int]
+    """Region tag to index of the parameter that is the value there."""
+    fixed: Mapping[int, float] = field(default_factory=dict)
+    """Region tag to a value that does not depend on y."""
+
+    @classmethod
+    def each(cls, count: int) -> ByRegion:
+        """Parameter k on region k, for k = 0, …, count - 1."""
+        return cls({k: k for k in range(count)})
+
+    def tabulate(self, points: Floats, regions: Ints) -> tuple[npt.NDArray, ...]:
+        known = np.array(sorted({*self.parameter, *self.fixed}))
+        unknown = np.setdiff1d(regions, known)
+        if len(unknown):
+            raise ValueError(
+                f"cells carry the region tags {unknown.tolist()}, which the coefficient does not know; "
+                f"it has values for {known.tolist()}: add them to ByRegion, or mend the tags of the mesh"
+            )
+        return (np.searchsorted(known, regions),)
+
+    def evaluate(self, tables: tuple[Array, ...], y: Array) -> Array:
+        one = namespace(y).ones_like(y[:, :1])
+        columns = [
+            y[:, self.parameter[tag], None] if tag in self.parameter else self.fixed[tag] * one
+            for tag in sorted({*self.parameter, *self.fixed})
+        ]
+        values = namespace(y).concatenate(columns, 1)  # (B, regions)
+        return values[:, tables[0], None]
+
+
+@dataclass(frozen=True)
+class Affine:
+    """a_y(x) = mean(x) + Σ_k y_k modes_k(x)."""
+
+    mean: float | Callable[[Floats], npt.ArrayLike]
+    """A number, or a function of x (…, d) with values (…)."""
+    modes: Callable[[Floats], npt.ArrayLike]
+    """Function of x (…, d) with values (…, p)."""
+
+    def tabulate(self, points: Floats, regions: Ints) -> tuple[npt.NDArray, ...]:
+        mean = self.mean(points) if callable(self.mean) else self.mean
+        return np.broadcast_to(np.asarray(mean, np.float64), points.shape[:2]).copy(), np.asarray(self.modes(points))
+
+    def evaluate(self, tables: tuple[Array, ...], y: Array) -> Array:
+        mean, modes = tables  # (K, Q), (K, Q, p)
+        return mean + namespace(y).einsum("bp,kqp->bkq", y, modes)
+
+
+@dataclass(frozen=True)
+class ExpAffine(Affine):
+    """a_y(x) = exp(mean(x) + Σ_k y_k modes_k(x)): lognormal when y is normal."""
+
+    def evaluate(self, tables: tuple[Array, ...], y: Array) -> Array:
+        return namespace(y).exp(super().evaluate(tables, y))
+
+
+@dataclass(frozen=True)
+class Pointwise:
+    """Any a(x, y): x (K, Q, d) and y (B, 1, 1, p) to (B, K, Q), by operations NumPy and torch share.
+
+    Functions come from `namespace(y)`: `namespace(y).exp(…)`.
+    """
+
+    function: Callable[[Array, Array], Array]
+
+    def tabulate(self, points: Floats, regions: Ints) -> tuple[npt.NDArray, ...]:
+        return (points,)
+
+    def evaluate(self, tables: tuple[Array, ...], y: Array) -> Array:
+        return self.function(tables[0], y[:, None, None, :])
+
+
+# ---- the problem ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """−div(a_y ∇u) = f_y in the domain, u = g on its Dirichlet part, a_y ∂u/∂n = h on the rest."""
+
+    mesh: Grid | MeshArrays | str | Path | Any
+    """Coarse mesh: a Grid, arrays, a gmsh file, a DOLFINx mesh, or DOLFINx's (mesh, cell tags, facet tags)."""
+    coefficient: Coefficient
+    parameters: Uniform | Gaussian
+    source: float | Callable[[Array, Array], Array] = 1.0
+    """f: a number, or a function of x (K, Q, d) and y (B, 1, 1, p) like `Pointwise`."""
+    dirichlet: str | tuple[int, ...] | Callable[[Floats], npt.ArrayLike] = "all"
+    """Where u is given: "all" of the boundary, facet tags, or a function of x (n, d) that is true there."""
+    dirichlet_value: float | Callable[[Floats], npt.ArrayLike] = 0.0
+    """g: a number, or a function of x (n, d), defined and smooth on the whole domain."""
+    neumann_value: float | Callable[[Floats], npt.ArrayLike] = 0.0
+    """h: a number, or a function of x (n, d)."""
+    regions: Callable[[Floats], npt.ArrayLike] | None = None
+    """Region tags from the midpoints (K, d) of the finest cells; None: the mesh's tags, inherited."""
+    quadrature_degree: int = 2
+    """Polynomials of this degree are integrated exactly when a_y or f varies inside cells."""
+    first_level: int = 0
+    """Coarsest level of the frame; 0 is the coarse mesh."""
+    resolved_from: int = 0
+    """Level from which on the regions are unions of cells."""
+    name: str = "custom"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """What `make_problem` was called with, for the record."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.dirichlet, str) and self.dirichlet != "all":
+            raise ValueError(f"dirichlet is {self.dirichlet!r}; give 'all', facet tags, or a function of x")
+        if self.quadrature_degree < 2:
+            raise ValueError(f"quadrature_degree is {self.quadrature_degree}; squares of P1 functions need at least 2")
+
+    def check_levels(self, levels: int) -> int:
+        """The number of refinements, or a ValueError that says what is wrong with it."""
+        if isinstance(levels, bool) or not isinstance(levels, int | np.integer):
+            raise ValueError(f"levels is {levels!r}; a whole number of refinements is expected")
+        least = max(1, self.first_level, self.resolved_from)
+        if levels < least:
+            why = "" if least == 1 else f", because the regions or the first level of {self.name} need them"
+            raise ValueError(f"levels = {levels}: at least {least} refinement{'s are' if least > 1 else ' is'} needed{why}")
+        return int(levels)
+
+    def check_parameters(self, y: npt.ArrayLike) -> Floats:
+        """y as (B, p) in float64, or a ValueError that says what is wrong with it."""
+        try:
+            checked = np.asarray(y, np.float64)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"y must be an array of numbers: {error}") from error
+        if checked.ndim == 1:
+            checked = checked[None]
+        p = self.parameters.dimension
+        if checked.ndim != 2 or checked.shape[1] != p:
+            raise ValueError(f"y has shape {np.shape(y)}, but {self.name} has p = {p} parameters: pass (B, {p}) or ({p},)")
+        if not np.isfinite(checked).all():
+            raise ValueError(f"y of sample {int(np.argwhere(~np.isfinite(checked))[0, 0])} is not finite")
+        outside = np.flatnonzero(self.parameters.outside(checked))
+        if len(outside):
+            values = ", ".join(f"{v:g}" for v in checked[outside[0]])
+            raise ValueError(f"y of sample {outside[0]} = ({values}) is outside the parameters {self.parameters} of {self.name}")
+        return checked
+
+    def coefficient_values(self, tables: tuple[npt.NDArray, ...], y: Floats, points: Floats) -> Floats:
+        """(B, K, Q) values of a_y, checked to be finite and positive."""
+        shape = (len(y), *points.shape[:2])
+        a = _spread(self.coefficient.evaluate(tables, y), shape, "the coefficient a")
+        wrong = np.argwhere(~(a > 0) | ~np.isfinite(a))
+        if len(wrong):
+            sample, cell, q = wrong[0]
+            raise ValueError(
+                f"a_y must be positive and finite, but it is {a[sample, cell, q]:.3g} for sample {sample} in cell {cell} "
+                f"at x = {np.round(points[cell, q], 6).tolist()}; mend the coefficient or the parameter box"
+            )
+        return a
+
+    def source_values(self, y: Floats, points: Floats) -> Floats:
+        """(B, K, Q) values of f_y, checked to be finite."""
+        f = self.source(points, y[:, None, None, :]) if callable(self.source) else self.source
+        f = _spread(f, (len(y), *points.shape[:2]), "the source f")
+        if not np.isfinite(f).all():
+            sample, cell, q = np.argwhere(~np.isfinite(f))[0]
+            raise ValueError(f"f is not finite for sample {sample} at x = {np.round(points[cell, q], 6).tolist()}")
+        return f
+
+    def boundary_values(self, data: float | Callable[[Floats], npt.ArrayLike], points: Floats) -> Floats:
+        """(n,) values of g or h at points (n, d)."""
+        values = _spread(data(points) if callable(data) else data, points.shape[:1], "boundary data")
+        if not np.isfinite(values).all():
+            raise ValueError(f"boundary data are not finite at x = {points[~np.isfinite(values)][0].tolist()}")
+        return values
+
+
+def _spread(values: Array, shape: tuple[int, ...], what: str) -> Floats:
+    try:
+        return np.broadcast_to(np.asarray(values, np.float64), shape)
+    except ValueError as error:
+        raise ValueError(f"{what} has values of shape {np.shape(values)}, which do not fit {shape}") from error

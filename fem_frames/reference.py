@@ -1,0 +1,299 @@
+"""Reference solutions by DOLFINx and PETSc, serial or over MPI, in the numbering of the exported frame.
+
+B samples, N points of the finest mesh, K cells of this rank, Q quadrature points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import ufl
+from dolfinx import fem
+from mpi4py import MPI
+from petsc4py import PETSc
+
+from fem_frames import dolfinx_door as door
+from fem_frames.export import essential_data, neumann_load
+from fem_frames.files import load_arrays, save_arrays
+from fem_frames.hierarchy import MeshHierarchy, coarse_mesh
+from fem_frames.mesh import Floats, Grid, Ints, MeshArrays
+from fem_frames.parallel import on_root, together
+from fem_frames.problem import Problem
+
+KIND, VERSION = "reference solutions", 1
+SOLVERS: dict[str, dict[str, Any]] = {
+    "cg": {"ksp_type": "cg", "ksp_rtol": 1e-12, "ksp_max_it": 1000},
+    "lu": {"ksp_type": "preonly", "pc_type": "lu", "pc_factor_mat_solver_type": "mumps"},
+}
+
+
+@dataclass(frozen=True, eq=False)
+class ReferenceSolutions:
+    """Finite element solutions for a batch of parameters: nodal values at all points of the finest mesh."""
+
+    y: Floats  # (B, p)
+    fields: Mapping[str, Floats]  # by name, "u" and for (LS) "sigma": (B, N)
+    loss: Floats  # (B,) energy, or for (LS) the squared residual: the least a surrogate can reach
+    record: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def u(self) -> Floats:
+        return self.fields["u"]
+
+    def save(self, path: str | Path) -> None:
+        """Writes one .npz file, whole or not at all."""
+        arrays = {"y": self.y, "loss": self.loss, **{f"field.{name}": values for name, values in self.fields.items()}}
+        save_arrays(path, KIND, VERSION, arrays, dict(self.record))
+
+    @classmethod
+    def load(cls, path: str | Path) -> ReferenceSolutions:
+        """Reads what `save` wrote; refuses anything else."""
+        arrays, record = load_arrays(path, KIND, VERSION)
+        fields = {name.removeprefix("field."): values for name, values in arrays.items() if name.startswith("field.")}
+        if not {"y", "loss", "field.u"} <= set(arrays):
+            raise ValueError(f"{path} lacks y, loss or u: it is no complete file of reference solutions")
+        if {len(a) for a in arrays.values()} != {len(arrays["y"])} or len({v.shape for v in fields.values()}) != 1:
+            raise ValueError(f"{path} holds arrays of different length: it is damaged")
+        return cls(arrays["y"], fields, arrays["loss"], record)
+
+
+@dataclass(frozen=True, eq=False)
+class _Discretisation:
+    """What the ranks need to know of the finest mesh beside their part of it; from rank 0."""
+
+    regions: Ints  # (cells of all ranks,)
+    fixed: tuple[tuple[str, npt.NDArray[np.bool_], Floats], ...]  # of each field: name, (N,) where given, (N,) values
+    load: Floats  # (N,)
+
+
+class ReferenceSolver:
+    """y to the finite element solution on level `levels`, its mesh distributed over `comm`.
+
+    (E) by conjugate gradients with algebraic multigrid (`solver="cg"`) or by LU, (LS) by LU. PETSc's options come
+    from its command line or from `petsc_options`, which wins: `{"ksp_rtol": 1e-8, "ksp_monitor": None}`.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        levels: int,
+        formulation: str = "energy",
+        *,
+        solver: str | None = None,
+        petsc_options: Mapping[str, Any] | None = None,
+        comm: MPI.Comm = MPI.COMM_WORLD,
+    ) -> None:
+        solver = solver or ("lu" if formulation == "least-squares" else "cg")
+        if solver not in SOLVERS:
+            raise ValueError(f"solver is {solver!r}; choose from {', '.join(SOLVERS)}")
+        if formulation == "least-squares" and solver == "cg":
+            raise ValueError("least squares has no algebraic multigrid here; use solver='lu'")
+        self.problem, self.formulation, self.comm = problem, formulation, comm
+        self._prepare(problem.check_levels(levels))
+        self._set_up_forms()
+        self._ksp = _krylov_solver(comm, solver, petsc_options or {})
+        self._matrix: PETSc.Mat | None = None
+
+    def _prepare(self, levels: int) -> None:
+        problem, comm = self.problem, self.comm
+        coarse = problem.mesh
+        if not isinstance(coarse, Grid | MeshArrays | str | Path):
+            coarse = coarse_mesh(coarse)  # collective where the mesh is distributed
+        arrays: list[npt.NDArray] = [np.zeros((0, 1)), np.zeros((0, 2), np.int64)]
+
+        def describe() -> _Discretisation:
+            hierarchy = MeshHierarchy.refine(coarse_mesh(coarse), levels)
+            arrays[:] = hierarchy.points, hierarchy.finest.cells
+            data = essential_data(hierarchy, problem, self.formulation)
+            fixed = tuple((f.name, f.fixed[-1], f.lift) for f in data)
+            regions = hierarchy.regions(problem)
+            problem.coefficient.tabulate(hierarchy.centres()[:, None], regions)
+            return _Discretisation(regions, fixed, neumann_load(hierarchy, problem, self.formulation))
+
+        self._data = on_root(comm, describe)
+        self.mesh = door.create(arrays[0], arrays[1], comm)
+        d = self.mesh.topology.dim
+        rule, _ = door.quadrature(d, problem.quadrature_degree)
+        hats = np.concatenate([1 - rule.sum(axis=1, keepdims=True), rule], axis=1)
+        corners = door.coordinates(self.mesh)[door.nodes(self.mesh)]
+        self._points = np.einsum("qn,knd->kqd", hats, corners)  # (K, Q, d)
+        regions = self._data.regions[door.input_cells(self.mesh)]
+        self._tables = together(comm, lambda: problem.coefficient.tabulate(self._points, regions))
+
+    def _set_up_forms(self) -> None:
+        mesh, degree = self.mesh, self.problem.quadrature_degree
+        at_points = door.quadrature_space(mesh, degree)
+        self._point_dofs = door.dofs(at_points)
+        self._a, self._f = fem.Function(at_points), fem.Function(at_points)
+        a, f = self._a, self._f
+        dx = ufl.Measure("dx", domain=mesh, metadata={"quadrature_degree": degree})
+        if self.formulation == "energy":
+            V = self.space = door.space(mesh, "P")
+            parts = [V]
+            u, v = ufl.TrialFunction(V), ufl.TestFunction(V)
+            self.solution = fem.Function(V)
+            bilinear = a * ufl.inner(ufl.grad(u), ufl.grad(v)) * dx
+            linear = f * v * dx
+            w = self.solution
+            functional = (0.5 * a * ufl.inner(ufl.grad(w), ufl.grad(w)) - f * w) * dx
+        else:
+            V = self.space = door.space(mesh, "P", "P")
+            parts = [V.sub(0), V.sub(1)]
+            (u, s), (v, t) = ufl.TrialFunctions(V), ufl.TestFunctions(V)
+            self.solution = fem.Function(V)
+            # σ = a u', so the residual of the equation is σ' + f (the paper prints -f)
+            bilinear = (s.dx(0) * t.dx(0) + (s / a - u.dx(0)) * (t / a - v.dx(0))) * dx
+            linear = -f * t.dx(0) * dx
+            w_u, w_s = ufl.split(self.solution)
+            functional = ((w_s.dx(0) + f) ** 2 + (w_s / a - w_u.dx(0)) ** 2) * dx
+        self._bilinear, self._linear, self._functional = (door.compile_form(x) for x in (bilinear, linear, functional))
+        self._fields = [
+            (name, fixed, lift, *door.node_dofs(part, V))
+            for (name, fixed, lift), part in zip(self._data.fixed, parts, strict=True)
+        ]
+
+    def __call__(self, y: npt.ArrayLike) -> tuple[dict[str, Floats], float]:
+        """Nodal values (N,) of every field and the loss, for one y (p,); on every rank. Collective."""
+        checked = self.problem.check_parameters(y)
+        if len(checked) != 1:
+            raise ValueError(f"one y is expected, not {len(checked)}; solve_reference takes a batch")
+        self._set_data(checked)
+        self._solve()
+        fields = {name: self._gather(owned, node) for name, _, _, owned, node in self._fields}
+        loss = door.integral(self._functional, self.comm)
+        if self.formulation == "energy":
+            loss -= float(self._data.load @ fields["u"])
+        return fields, loss
+
+    def _set_data(self, y: Floats) -> None:
+        a, f = together(
+            self.comm,
+            lambda: (
+                self.problem.coefficient_values(self._tables, y, self._points)[0],
+                self.problem.source_values(y, self._points)[0],
+            ),
+        )
+        self._a.x.array[self._point_dofs] = a
+        self._f.x.array[self._point_dofs] = f
+
+    def _solve(self) -> None:
+        A = self._matrix = door.assemble_matrix(self._bilinear, into=self._matrix)
+        b = door.assemble_vector(self._linear)
+        x = A.createVecRight()
+        first = self.space.dofmap.index_map.local_range[0]
+        rows = []
+        for _, fixed, lift, owned, node in self._fields:
+            given = fixed[node]
+            x.array[owned[given]] = lift[node[given]]
+            rows.append(first + owned[given])
+        _, _, _, owned, node = self._fields[0]
+        b.array[owned] += self._data.load[node]
+        A.zeroRowsColumns(np.concatenate(rows).astype(PETSc.IntType), 1.0, x, b)
+        self._ksp.setOperators(A)
+        self._ksp.solve(b, x)
+        reason = self._ksp.getConvergedReason()
+        if reason < 0:
+            raise RuntimeError(
+                f"PETSc did not converge in {self._ksp.getIterationNumber()} iterations: {_reason_name(reason)}; "
+                "try solver='lu' (--solver lu), more iterations (-ksp_max_it) or a larger tolerance (-ksp_rtol)"
+            )
+        self.solution.x.array[: len(x.array_r)] = x.array_r
+        self.solution.x.scatter_forward()
+        for vector in (b, x):
+            vector.destroy()
+
+    def _gather(self, owned: Ints, node: Ints) -> Floats:
+        values = np.zeros(len(self._data.load))
+        for part, place in self.comm.allgather((self.solution.x.array[owned], node)):
+            values[place] = part
+        return values
+
+
+def solve_reference(
+    problem: Problem,
+    y: npt.ArrayLike,
+    levels: int,
+    formulation: str = "energy",
+    *,
+    distribute: str = "mesh",
+    solver: str | None = None,
+    petsc_options: Mapping[str, Any] | None = None,
+    comm: MPI.Comm = MPI.COMM_WORLD,
+) -> ReferenceSolutions:
+    """Finite element solutions for y (B, p) on level `levels`, the same on every rank. Collective.
+
+    `distribute="mesh"`: all ranks solve for one y after the other, for large meshes; `"samples"`: each rank solves
+    for its share of the y on a mesh of its own, for many y.
+    """
+    checked = problem.check_parameters(y)
+    options = {"solver": solver, "petsc_options": petsc_options}
+    if distribute == "mesh":
+        solve = ReferenceSolver(problem, levels, formulation, comm=comm, **options)  # type: ignore[arg-type]
+        results = [solve(sample) for sample in checked]
+    elif distribute == "samples":
+        problem = _with_gathered_mesh(problem)
+
+        def share() -> list[tuple[dict[str, Floats], float]]:
+            solve = ReferenceSolver(problem, levels, formulation, comm=MPI.COMM_SELF, **options)  # type: ignore[arg-type]
+            return [solve(sample) for sample in checked[comm.rank :: comm.size]]
+
+        shares = comm.allgather(together(comm, share))
+        results = [shares[i % comm.size][i // comm.size] for i in range(len(checked))]
+    else:
+        raise ValueError(f"distribute is {distribute!r}; choose mesh or samples")
+    names = results[0][0]
+    return ReferenceSolutions(
+        y=checked,
+        fields={name: np.stack([fields[name] for fields, _ in results]) for name in names},
+        loss=np.array([loss for _, loss in results]),
+        record={
+            "problem": problem.name,
+            "options": dict(problem.options),
+            "formulation": formulation,
+            "levels": levels,
+            **door.versions(),
+        },
+    )
+
+
+def _with_gathered_mesh(problem: Problem) -> Problem:
+    """The same problem, its mesh not distributed: whoever asks for it again need not communicate."""
+    from dataclasses import replace
+
+    return replace(problem, mesh=coarse_mesh(problem.mesh))
+
+
+def _krylov_solver(comm: MPI.Comm, solver: str, given: Mapping[str, Any]) -> PETSc.KSP:
+    """A KSP with our defaults, PETSc's command line over them, and `given` over both."""
+    defaults = dict(SOLVERS[solver])
+    if solver == "cg":
+        defaults["pc_type"] = "hypre" if _has_hypre(comm) else "gamg"
+    database = PETSc.Options()
+    there = {key: database.getString(key) for key in {*defaults, *given} if database.hasName(key)}
+    for key, value in ({k: v for k, v in defaults.items() if k not in there} | dict(given)).items():
+        database[key] = value
+    ksp = PETSc.KSP().create(comm)
+    ksp.setFromOptions()
+    for key in {*defaults, *given}:
+        database.delValue(key)
+    for key, text in there.items():
+        database[key] = text
+    return ksp
+
+
+def _has_hypre(comm: MPI.Comm) -> bool:
+    try:
+        PETSc.PC().create(comm).setType("hypre")
+    except PETSc.Error:
+        return False
+    return True
+
+
+def _reason_name(reason: int) -> str:
+    names = PETSc.KSP.ConvergedReason
+    return next((name for name in dir(names) if name.startswith("DIVERGED") and getattr(names, name) == reason), str(reason))
