@@ -1,0 +1,56 @@
+"""Neural surrogates for parametric PDEs on FEniCSx, preconditioned and stable by multilevel frames.
+
+Importing this package needs NumPy only; what needs DOLFINx, PETSc or MPI is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "FrameArrays": "arrays",
+    "export_frame": "export",
+    "MeshHierarchy": "hierarchy",
+    "Grid": "mesh",
+    "MeshArrays": "mesh",
+    "read_gmsh": "mesh",
+    "Affine": "problem",
+    "ByRegion": "problem",
+    "ExpAffine": "problem",
+    "Gaussian": "problem",
+    "Pointwise": "problem",
+    "Problem": "problem",
+    "Uniform": "problem",
+    "namespace": "problem",
+    "PROBLEMS": "problems",
+    "make_problem": "problems",
+    "ReferenceSolutions": "reference",
+    "ReferenceSolver": "reference",
+    "solve_reference": "reference",
+    "Sweep": "sweep",
+    "run_sweep": "sweep",
+}
+__all__ = sorted(_HOMES)  # noqa: PLE0605
+
+if TYPE_CHECKING:
+    from fem_frames.arrays import FrameArrays
+    from fem_frames.export import export_frame
+    from fem_frames.hierarchy import MeshHierarchy
+    from fem_frames.mesh import Grid, MeshArrays, read_gmsh
+    from fem_frames.problem import Affine, ByRegion, ExpAffine, Gaussian, Pointwise, Problem, Uniform, namespace
+    from fem_frames.problems import PROBLEMS, make_problem
+    from fem_frames.reference import ReferenceSolutions, ReferenceSolver, solve_reference
+    from fem_frames.sweep import Sweep, run_sweep
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module fem_frames has no attribute {name!r}")
+    return getattr(importlib.import_module(f"fem_frames.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

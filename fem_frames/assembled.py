@@ -8,6 +8,7 @@ Nhat frame coefficients, N free nodal values, K finest cells, Q quadrature point
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,7 +116,9 @@ def to_torch(matrix: Any, layout: str = "csr", dtype: Any = None, device: Any = 
         csr = sparse.csr_array(matrix)
         rows, columns = (torch.from_numpy(a.astype(np.int64)) for a in (csr.indptr, csr.indices))
         values = torch.from_numpy(csr.data).to(dtype)
-        return torch.sparse_csr_tensor(rows, columns, values, csr.shape, check_invariants=True).to(device)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+            return torch.sparse_csr_tensor(rows, columns, values, csr.shape, check_invariants=True).to(device)
     raise ValueError(f"layout is {layout!r}; choose coo or csr")
 
 

@@ -29,7 +29,7 @@ from dolfinx.fem import petsc as fem_petsc
 from mpi4py import MPI
 from petsc4py import PETSc
 
-from fem_frames.mesh import Floats, Grid, Ints, MeshArrays, orient
+from fem_frames.mesh import Floats, Grid, Ints, MeshArrays, orient, row_keys
 
 _OLD = not hasattr(basix, "ufl")  # before 0.7 elements came from UFL
 if not _OLD:
@@ -91,9 +91,9 @@ def create(points: Floats, cells: Ints, comm: MPI.Comm) -> dmesh.Mesh:
 
 @_quietly
 def refine(coarse: dmesh.Mesh) -> tuple[dmesh.Mesh, Ints]:
-    """(fine mesh, (cells,) coarse cell of each of its cells); every edge is halved. On one rank."""
+    """(fine mesh, (cells,) coarse cell of each of its cells) by DOLFINx: every edge is halved. On one rank."""
     if coarse.topology.dim == 1 and _OLD:  # 0.5 does not refine intervals
-        return _halve(coarse)
+        return refine_red(coarse)
     coarse.topology.create_entities(1)
     if _OLD:
         fine, parent, _ = cpp.refinement.plaza_refine_data(
@@ -105,12 +105,22 @@ def refine(coarse: dmesh.Mesh) -> tuple[dmesh.Mesh, Ints]:
     return fine, np.asarray(parent, np.int64)[input_cells(fine)]  # parents come in input order
 
 
-def _halve(coarse: dmesh.Mesh) -> tuple[dmesh.Mesh, Ints]:
-    x, ends = coordinates(coarse), nodes(coarse)
-    middle = np.arange(len(ends)) + len(x)
-    cells = np.stack([np.stack([ends[:, 0], middle], 1), np.stack([middle, ends[:, 1]], 1)], 1).reshape(-1, 2)
-    fine = create(np.concatenate([x, x[ends].mean(axis=1)]), cells, MPI.COMM_SELF)
-    return fine, input_cells(fine) // 2
+def refine_red(coarse: dmesh.Mesh) -> tuple[dmesh.Mesh, Ints]:
+    """Like `refine`, for intervals and triangles: into halves, and into four triangles similar to their parent.
+
+    DOLFINx itself cuts triangles by their longest edge if their edges differ by a factor of √2 or more, which
+    right isosceles triangles meet exactly: what it does to them hangs on rounding, and conditions frames worse.
+    """
+    x, cells = coordinates(coarse), nodes(coarse)
+    d = cells.shape[1] - 1
+    corners = np.array([[0, 1]] if d == 1 else [[0, 1], [0, 2], [1, 2]])
+    children = np.array([[0, 2], [2, 1]] if d == 1 else [[0, 3, 4], [3, 1, 5], [4, 5, 2], [3, 5, 4]])
+    edges = np.sort(cells[:, corners], axis=-1).reshape(-1, 2)
+    key, middle = np.unique(row_keys(edges, len(x)), return_inverse=True)
+    ends = np.stack(np.divmod(key, len(x)), axis=1)
+    vertices = np.concatenate([cells, len(x) + middle.reshape(len(cells), -1)], axis=1)
+    fine = create(np.concatenate([x, x[ends].mean(axis=1)]), vertices[:, children].reshape(-1, d + 1), MPI.COMM_SELF)
+    return fine, input_cells(fine) // 2**d
 
 
 def arrays_of(mesh: dmesh.Mesh, cell_tags: Any = None, facet_tags: Any = None) -> MeshArrays:

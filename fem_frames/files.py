@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+import sys
+import time
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,6 +21,8 @@ import numpy.typing as npt
 def written_whole(path: str | Path) -> Iterator[IO[bytes]]:
     """A file to write to that takes the place of `path` only when it is complete and on the disk."""
     path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"cannot write {path}: it is a folder; give the name of a file in it")
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         try:
@@ -27,20 +32,50 @@ def written_whole(path: str | Path) -> Iterator[IO[bytes]]:
                 os.fsync(file.fileno())
             part.replace(path)
         except OSError as error:
-            raise ValueError(f"cannot write {path}: {error.strerror or error}; is the folder there, writable, not full?") from error
+            raise ValueError(f"cannot write {path}: {error.strerror or error}; is there room, and may you write there?") from error
     finally:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
 
 
+class _OnlyTried(Exception):
+    """Leaves `written_whole` before it replaces anything."""
+
+
 def check_writable(path: str | Path) -> None:
     """A ValueError now, rather than after hours of work, if `path` cannot be written."""
+    with contextlib.suppress(_OnlyTried), written_whole(path):
+        raise _OnlyTried
+
+
+def lock(path: str | Path, patience: float = 60.0) -> IO[bytes]:
+    """Holds `path` against other processes until the returned file is closed or this process ends.
+
+    Waits while another one holds it, at most `patience` seconds; then a ValueError.
+    """
     path = Path(path)
-    if path.is_dir():
-        raise ValueError(f"cannot write {path}: it is a folder; give the name of a file in it")
-    with written_whole(path.with_name(f".{path.name}.probe")):
-        pass
-    path.with_name(f".{path.name}.probe").unlink()
+    until, told = time.monotonic() + patience, False
+    while True:
+        file = path.open("ab")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            if time.monotonic() > until:
+                raise ValueError(f"another run is at work on {path.parent}: wait for it, or stop it") from None
+            if not told:
+                print(f"fem-frames: waiting for another run that is at work on {path.parent}", file=sys.stderr, flush=True)
+                told = True
+            time.sleep(0.2)
+            path.parent.mkdir(exist_ok=True)
+            continue
+        except OSError:  # a file system without locks
+            return file
+        # The run before may have removed the file that this process was waiting for.
+        if path.exists() and os.fstat(file.fileno()).st_ino == path.stat().st_ino:
+            return file
+        file.close()
+        path.parent.mkdir(exist_ok=True)
 
 
 def save_arrays(path: str | Path, kind: str, version: int, arrays: Mapping[str, npt.NDArray], record: Any) -> None:
@@ -56,9 +91,11 @@ def load_arrays(path: str | Path, kind: str, version: int) -> tuple[dict[str, np
     if not path.is_file():
         raise ValueError(f"there is no file {path}")
     try:
-        with np.load(path, allow_pickle=False) as content:
-            # An array file that is not an archive loads too, as a bare array.
-            arrays = {name: content[name] for name in content.files} if hasattr(content, "files") else {}
+        content = np.load(path, allow_pickle=False)
+        arrays = {}
+        if not isinstance(content, np.ndarray):  # a bare .npy file loads too
+            with content:
+                arrays = {name: content[name] for name in content.files}
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} is not a file of fem-frames, or it is cut short or damaged: {error}") from error
     try:

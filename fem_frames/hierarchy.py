@@ -1,4 +1,4 @@
-"""Nested meshes: a coarse mesh and DOLFINx's uniform refinements of it, in a numbering of our own.
+"""Nested meshes: a coarse mesh and its uniform refinements by DOLFINx, in a numbering of our own.
 
 The numbering depends neither on the DOLFINx release nor on MPI: points of a level come first on the next, new
 ones follow in the order of the edges they halve; the children of cell c are the cells 2^d c, …, 2^d c + 2^d - 1;
@@ -47,18 +47,19 @@ class MeshHierarchy:
     @classmethod
     def from_problem(cls, problem: Problem, levels: int) -> MeshHierarchy:
         """The hierarchy of a problem's mesh; on every rank the same."""
-        return cls.refine(coarse_mesh(problem.mesh), problem.check_levels(levels))
+        return cls.refine(coarse_mesh(problem.mesh), problem.check_levels(levels), problem.refinement)
 
     @classmethod
-    def refine(cls, coarse: MeshArrays, levels: int) -> MeshHierarchy:
-        """The hierarchy of `levels` uniform refinements of a coarse mesh, by DOLFINx on this rank alone."""
+    def refine(cls, coarse: MeshArrays, levels: int, refinement: str = "red") -> MeshHierarchy:
+        """The hierarchy of `levels` uniform refinements of a coarse mesh, on this rank alone."""
+        halve = door.refine_red if refinement == "red" and coarse.dimension < 3 else door.refine
         mesh = door.create(coarse.points, coarse.cells, MPI.COMM_SELF)
         cell_number = door.input_cells(mesh)
         facets, _ = boundary_facets(coarse.cells, len(coarse.points))
         meshes = [Level(np.sort(coarse.cells, axis=1), np.zeros((0, 2), np.int64), facets, np.arange(len(facets)))]
         points = np.array(coarse.points)
         for _ in range(levels):
-            fine, parent = door.refine(mesh)
+            fine, parent = halve(mesh)
             level, points, cell_number = _renumber(meshes[-1], points, fine, cell_number[parent])
             meshes.append(level)
             mesh = fine

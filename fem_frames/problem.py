@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from fem_frames.mesh import Floats, Grid, Ints, MeshArrays, as_tuple
 
+REFINEMENTS = ("red", "dolfinx")
 Array = Any  # a NumPy array or a torch tensor
 
 
@@ -196,6 +197,8 @@ class Problem:
     """h: a number, or a function of x (n, d)."""
     regions: Callable[[Floats], npt.ArrayLike] | None = None
     """Region tags from the midpoints (K, d) of the finest cells; None: the mesh's tags, inherited."""
+    refinement: str = "red"
+    """"red": triangles into four similar ones; "dolfinx": by DOLFINx's rule, as tetrahedra always are."""
     quadrature_degree: int = 2
     """Polynomials of this degree are integrated exactly when a_y or f varies inside cells."""
     first_level: int = 0
@@ -209,6 +212,8 @@ class Problem:
     def __post_init__(self) -> None:
         if isinstance(self.dirichlet, str) and self.dirichlet != "all":
             raise ValueError(f"dirichlet is {self.dirichlet!r}; give 'all', facet tags, or a function of x")
+        if self.refinement not in REFINEMENTS:
+            raise ValueError(f"refinement is {self.refinement!r}; choose from {', '.join(REFINEMENTS)}")
         if self.quadrature_degree < 2:
             raise ValueError(f"quadrature_degree is {self.quadrature_degree}; squares of P1 functions need at least 2")
 

@@ -5,8 +5,8 @@ B samples, N points of the finest mesh, K cells of this rank, Q quadrature point
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from fem_frames.export import essential_data, neumann_load
 from fem_frames.files import load_arrays, save_arrays
 from fem_frames.hierarchy import MeshHierarchy, coarse_mesh
 from fem_frames.mesh import Floats, Grid, Ints, MeshArrays
-from fem_frames.parallel import on_root, together
+from fem_frames.parallel import on_root, together, together_in_steps
 from fem_frames.problem import Problem
 
 KIND, VERSION = "reference solutions", 1
@@ -107,7 +107,7 @@ class ReferenceSolver:
         arrays: list[npt.NDArray] = [np.zeros((0, 1)), np.zeros((0, 2), np.int64)]
 
         def describe() -> _Discretisation:
-            hierarchy = MeshHierarchy.refine(coarse_mesh(coarse), levels)
+            hierarchy = MeshHierarchy.refine(coarse_mesh(coarse), levels, problem.refinement)
             arrays[:] = hierarchy.points, hierarchy.finest.cells
             data = essential_data(hierarchy, problem, self.formulation)
             fixed = tuple((f.name, f.fixed[-1], f.lift) for f in data)
@@ -236,13 +236,14 @@ def solve_reference(
         solve = ReferenceSolver(problem, levels, formulation, comm=comm, **options)  # type: ignore[arg-type]
         results = [solve(sample) for sample in checked]
     elif distribute == "samples":
-        problem = _with_gathered_mesh(problem)
+        # Gathered before the ranks part: a distributed DOLFINx mesh takes all of them.
+        whole = replace(problem, mesh=coarse_mesh(problem.mesh))
 
-        def share() -> list[tuple[dict[str, Floats], float]]:
-            solve = ReferenceSolver(problem, levels, formulation, comm=MPI.COMM_SELF, **options)  # type: ignore[arg-type]
-            return [solve(sample) for sample in checked[comm.rank :: comm.size]]
+        def share() -> Iterator[tuple[dict[str, Floats], float]]:
+            solve = ReferenceSolver(whole, levels, formulation, comm=MPI.COMM_SELF, **options)  # type: ignore[arg-type]
+            yield from (solve(sample) for sample in checked[comm.rank :: comm.size])
 
-        shares = comm.allgather(together(comm, share))
+        shares = comm.allgather(together_in_steps(comm, share()))
         results = [shares[i % comm.size][i // comm.size] for i in range(len(checked))]
     else:
         raise ValueError(f"distribute is {distribute!r}; choose mesh or samples")
@@ -259,13 +260,6 @@ def solve_reference(
             **door.versions(),
         },
     )
-
-
-def _with_gathered_mesh(problem: Problem) -> Problem:
-    """The same problem, its mesh not distributed: whoever asks for it again need not communicate."""
-    from dataclasses import replace
-
-    return replace(problem, mesh=coarse_mesh(problem.mesh))
 
 
 def _krylov_solver(comm: MPI.Comm, solver: str, given: Mapping[str, Any]) -> PETSc.KSP:

@@ -1,0 +1,1 @@
+"""Networks that map parameters to frame coefficients."""

@@ -1,0 +1,1 @@
+"""Training of surrogates: losses, optimizers, precision, checkpoints."""

@@ -1,0 +1,84 @@
+"""`fem-frames export`: the multilevel frame of a problem as arrays, and as sparse matrices."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+from fem_frames.commands.shared import declare, declare_problem, problem_of, show
+
+
+def add(subparsers: Any) -> None:
+    parser = declare(
+        subparsers,
+        "export",
+        run,
+        "Writes the multilevel frame of a problem as .npz, which needs no DOLFINx to load. "
+        "With --sparse also D, H and P_j as SciPy .npz files and the quadrature data of C_y.",
+    )
+    declare_problem(parser)
+    parser.add_argument("--first-level", type=int, metavar="J0", help="coarsest level of the frame; default: the problem's")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the arrays go")
+    parser.add_argument("--sparse", type=Path, metavar="FOLDER", help="where the sparse matrices go")
+    parser.add_argument("--degree", type=int, default=2, help="quadrature degree of the sparse D; default: %(default)s")
+    parser.add_argument("--force", action="store_true", help="replace files that are there")
+
+
+def run(parsed: argparse.Namespace) -> None:
+    from fem_frames.export import export_frame
+    from fem_frames.files import check_writable
+    from fem_frames.hierarchy import MeshHierarchy
+
+    start = time.perf_counter()
+    problem = problem_of(parsed)
+    problem.check_levels(parsed.levels)
+    for place in (parsed.out, parsed.sparse):
+        if place is not None and place.exists() and not parsed.force:
+            raise ValueError(f"{place} is there already: choose another name, or use --force to replace it")
+    check_writable(parsed.out)
+    hierarchy = MeshHierarchy.from_problem(problem, parsed.levels)
+    arrays = export_frame(hierarchy, problem, parsed.formulation, parsed.first_level)
+    seconds = time.perf_counter() - start
+    if parsed.sparse is not None:
+        write_sparse(arrays, parsed.degree, parsed.sparse)
+    arrays.save(parsed.out)
+    record = {
+        "problem": problem.name,
+        "formulation": parsed.formulation,
+        "dimension": arrays.dimension,
+        "levels": [arrays.first_level, arrays.finest_level],
+        "points": len(arrays.points),
+        "cells": len(arrays.volumes),
+        "nodal_size": arrays.nodal_size,
+        "frame_size": arrays.frame_size,
+        "level_sizes": {f.name: list(f.level_sizes) for f in arrays.fields},
+        "seconds": round(seconds, 3),
+        "out": str(parsed.out),
+    }
+    show(record | ({"sparse": str(parsed.sparse)} if parsed.sparse else {}), parsed.json)
+
+
+def write_sparse(arrays: Any, degree: int, folder: Path) -> None:
+    """D.npz, H.npz, P_FIELD_LEVEL.npz by SciPy; C.npz with weights, points and regions of the quadrature."""
+    import numpy as np
+    from scipy import sparse
+
+    from fem_frames import assembled
+    from fem_frames.files import written_whole
+
+    data = assembled.quadrature_data(arrays, degree)
+    matrices = {"D": assembled.quadrature_differential(arrays, degree), "H": assembled.synthesis(arrays)}
+    for f in arrays.fields:
+        for index in range(1, len(arrays.levels)):
+            matrices[f"P_{f.name}_{arrays.first_level + index:02d}"] = assembled.prolongation(arrays, index, f.name)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"cannot make the folder {folder}: {error.strerror}") from error
+    for name, matrix in matrices.items():
+        with written_whole(folder / f"{name}.npz") as file:
+            sparse.save_npz(file, sparse.csr_matrix(matrix))  # a matrix: older SciPy cannot load arrays
+    with written_whole(folder / "C.npz") as file:
+        np.savez_compressed(file, weights=data.weights, points=data.points, regions=data.regions)

@@ -1,0 +1,57 @@
+"""`fem-frames info`: versions of everything that takes part, BLAS and devices."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+from pathlib import Path
+from typing import Any
+
+from fem_frames import __version__
+from fem_frames.commands.shared import declare, show
+
+
+def add(subparsers: Any) -> None:
+    declare(subparsers, "info", run, "Versions of DOLFINx, PETSc, MPI, torch and BLAS, and the devices there are.")
+
+
+def run(parsed: argparse.Namespace) -> None:
+    show(collect(), parsed.json)
+
+
+def collect() -> dict[str, Any]:
+    """Versions by name; what is not installed is said to be absent."""
+    found: dict[str, Any] = {"fem-frames": __version__, "python": platform.python_version()}
+    devices = ["cpu"]
+    try:
+        import torch
+    except ImportError:
+        found["torch"] = "absent"
+    else:
+        blas = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
+        found["torch"] = torch.__version__ + (f" (BLAS: {blas[1]})" if blas else "")
+        devices += [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
+        devices += ["mps"] if torch.backends.mps.is_available() else []
+    for module in ("numpy", "scipy"):
+        try:
+            found[module] = __import__(module).__version__
+        except ImportError:
+            found[module] = "absent"
+    try:
+        from fem_frames import dolfinx_door
+    except ImportError as error:
+        found["dolfinx"] = f"absent ({error})"
+    else:
+        found |= dolfinx_door.versions()
+    return found | {"blas": _blas(), "devices": devices, "cores": os.cpu_count()}
+
+
+def _blas() -> list[str]:
+    """BLAS libraries this process has loaded, by file name; empty where the system does not tell."""
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        return []
+    names = {Path(line.split()[-1]).resolve().name for line in maps.read_text().splitlines() if "/" in line}
+    return sorted(name for name in names if re.match(r"lib\w*(blas|mkl|blis|lapack)", name))

@@ -1,0 +1,61 @@
+"""`fem-frames reference`: PETSc reference solutions for random samples, serial or under mpirun."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+from fem_frames.commands.shared import declare, declare_problem, problem_of, progress_bar, show
+
+
+def add(subparsers: Any) -> None:
+    parser = declare(
+        subparsers,
+        "reference",
+        run,
+        "Finite element solutions by PETSc for random samples of y. Runs serially or under mpirun; "
+        "a run that was killed continues when it is started again. Options with one dash, like -ksp_monitor, go to PETSc.",
+        takes_petsc_options=True,
+    )
+    declare_problem(parser)
+    parser.add_argument("--samples", type=int, required=True, metavar="N", help="number of samples")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the samples; default: %(default)s")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the solutions go (.npz)")
+    parser.add_argument("--solver", choices=("cg", "lu"), help="default: cg for energy, lu for least-squares")
+    parser.add_argument(
+        "--distribute",
+        choices=("samples", "mesh"),
+        default="samples",
+        help="under mpirun: each rank its own samples, or all ranks one mesh; default: %(default)s",
+    )
+    parser.add_argument("--force", action="store_true", help="replace a file or an unfinished run that is there")
+
+
+def run(parsed: argparse.Namespace) -> None:
+    import petsc4py
+
+    petsc4py.init(["fem-frames", *parsed.petsc_arguments])  # before anything imports PETSc
+    from mpi4py import MPI
+
+    from fem_frames.sweep import Sweep, run_sweep
+
+    comm = MPI.COMM_WORLD
+    start = time.perf_counter()
+    sweep = Sweep(problem_of(parsed), parsed.levels, parsed.samples, parsed.seed, parsed.formulation, parsed.solver)
+    with progress_bar("reference solutions", wanted=comm.rank == 0) as progress:
+        solutions = run_sweep(sweep, parsed.out, distribute=parsed.distribute, force=parsed.force, progress=progress)
+    if comm.rank == 0:
+        record = {
+            "problem": sweep.problem.name,
+            "formulation": sweep.formulation,
+            "levels": sweep.levels,
+            "samples": len(solutions.y),
+            "points": solutions.u.shape[1],
+            "mean_loss": float(solutions.loss.mean()),
+            "ranks": comm.size,
+            "seconds": round(time.perf_counter() - start, 3),
+            "out": str(parsed.out),
+        }
+        show(record, parsed.json)

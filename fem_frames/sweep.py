@@ -1,0 +1,260 @@
+"""Reference solutions for many samples, in shards: a run that was killed continues where it stopped.
+
+While a run lasts, FILE.parts holds its plan and the shards that are done; at the end they become FILE, at once.
+Shards do not depend on the number of ranks, so a run may be continued with more or fewer of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from mpi4py import MPI
+
+from fem_frames import dolfinx_door as door
+from fem_frames.files import check_writable, lock, written_whole
+from fem_frames.hierarchy import MeshHierarchy, coarse_mesh
+from fem_frames.mesh import Floats
+from fem_frames.parallel import end_if_orphaned, on_root, together, together_in_steps
+from fem_frames.problem import Problem
+from fem_frames.reference import ReferenceSolutions, ReferenceSolver
+
+Progress = Callable[[int, int], None]  # samples done, samples in all
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Which samples of which problem to solve, and how."""
+
+    problem: Problem
+    levels: int
+    samples: int
+    seed: int = 0
+    formulation: str = "energy"
+    solver: str | None = None
+    petsc_options: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        self.problem.check_levels(self.levels)
+        if isinstance(self.samples, bool) or not isinstance(self.samples, int) or self.samples < 1:
+            raise ValueError(f"samples is {self.samples!r}; at least one is needed")
+        if not isinstance(self.seed, int) or self.seed < 0:
+            raise ValueError(f"seed is {self.seed!r}; a whole number of at least 0 is expected")
+
+    def plan(self) -> dict[str, Any]:
+        """What decides the numbers, as JSON: a run is continued only with an equal plan."""
+        plan = {
+            "problem": self.problem.name,
+            "options": dict(self.problem.options),
+            "refinement": self.problem.refinement,
+            "digest": problem_digest(self.problem),
+            "levels": self.levels,
+            "samples": self.samples,
+            "seed": self.seed,
+            "formulation": self.formulation,
+            "solver": self.solver,
+            "petsc_options": {k: str(v) for k, v in (self.petsc_options or {}).items()},
+        }
+        return dict(json.loads(json.dumps(plan)))
+
+    def shards(self) -> list[range]:
+        """Consecutive samples: at most 64 shards, except that none has more than 64 samples."""
+        size = int(np.clip(-(-self.samples // 64), 1, 64))
+        return [range(i, min(i + size, self.samples)) for i in range(0, self.samples, size)]
+
+
+def run_sweep(
+    sweep: Sweep,
+    out: str | Path,
+    *,
+    distribute: str = "samples",
+    force: bool = False,
+    progress: Progress | None = None,
+    comm: MPI.Comm = MPI.COMM_WORLD,
+) -> ReferenceSolutions:
+    """Solves what is not solved yet, writes `out`, and returns its content on every rank. Collective.
+
+    `distribute`: "samples" gives each rank shards of its own, "mesh" solves each sample on all ranks.
+    A complete `out` of an equal sweep is not solved again; any other is kept unless `force`.
+    """
+    if distribute not in ("samples", "mesh"):
+        raise ValueError(f"distribute is {distribute!r}; choose samples or mesh")
+    out = Path(out).absolute()
+    parts = out.with_name(out.name + ".parts")
+    # Gathered before ranks part: a distributed DOLFINx mesh takes all of them.
+    sweep = replace(sweep, problem=replace(sweep.problem, mesh=coarse_mesh(sweep.problem.mesh)))
+    plan = on_root(comm, sweep.plan)
+    held = together(comm, lambda: _hold(out, parts, plan, force) if comm.rank == 0 else None)
+    try:
+        if not comm.bcast(held is not None):
+            return on_root(comm, lambda: ReferenceSolutions.load(out))
+        _solve_missing(sweep, plan, parts, distribute, progress, comm)
+        return on_root(comm, lambda: _join(plan, len(sweep.shards()), out, parts))
+    finally:
+        if held is not None:
+            held.close()
+
+
+def _solve_missing(
+    sweep: Sweep, plan: dict[str, Any], parts: Path, distribute: str, progress: Progress | None, comm: MPI.Comm
+) -> None:
+    y = sweep.problem.parameters.sample(sweep.samples, sweep.seed)
+    shards = sweep.shards()
+    missing = on_root(comm, lambda: [i for i, _ in enumerate(shards) if not _complete(parts, i, y[shards[i]])])
+
+    def show_progress() -> None:
+        if progress is not None and comm.rank == 0:
+            progress(_done(parts, shards), sweep.samples)
+
+    def solve_shard(solve: ReferenceSolver, i: int) -> ReferenceSolutions:
+        results = [solve(y[k]) for k in shards[i]]
+        fields = {name: np.stack([fields[name] for fields, _ in results]) for name in results[0][0]}
+        return ReferenceSolutions(y[shards[i]], fields, np.array([loss for _, loss in results]), plan)
+
+    def share() -> Iterator[int]:
+        solve = _solver(sweep, MPI.COMM_SELF)
+        for i in missing[comm.rank :: comm.size]:
+            solve_shard(solve, i).save(_shard_file(parts, i))
+            show_progress()
+            yield i
+
+    together(comm, show_progress)
+    if distribute == "samples":
+        together_in_steps(comm, share())
+        return
+    launcher = os.getppid()
+    solve = _solver(sweep, comm)
+    for i in missing:
+        solutions = solve_shard(solve, i)
+        end_if_orphaned(launcher)
+
+        def finish(i: int = i, solutions: ReferenceSolutions = solutions) -> None:
+            if comm.rank == 0:
+                solutions.save(_shard_file(parts, i))
+            show_progress()
+
+        together(comm, finish)
+
+
+def problem_digest(problem: Problem) -> str:
+    """A short name for mesh, coefficient, source and boundary, which tells apart problems called the same.
+
+    By their values on the coarse mesh for one y, to ten digits: functions have no other identity.
+    """
+    hierarchy = MeshHierarchy.refine(coarse_mesh(problem.mesh), 0)
+    y, x = problem.parameters.sample(1, 0), hierarchy.centres()[:, None]
+    tables = problem.coefficient.tabulate(x, hierarchy.regions(problem))
+    values = [
+        hierarchy.points,
+        hierarchy.levels[0].cells,
+        problem.coefficient_values(tables, y, x),
+        problem.source_values(y, x),
+        hierarchy.dirichlet_facets(problem),
+        problem.boundary_values(problem.dirichlet_value, hierarchy.points),
+        problem.boundary_values(problem.neumann_value, hierarchy.points),
+        y,
+        problem.quadrature_degree,
+    ]
+    digest = hashlib.sha256()
+    for value in values:
+        mantissa, exponent = np.frexp(np.asarray(value, np.float64))
+        digest.update((np.round(mantissa, 10) + 0.0).tobytes() + exponent.astype(np.int64).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _solver(sweep: Sweep, comm: MPI.Comm) -> ReferenceSolver:
+    return ReferenceSolver(
+        sweep.problem, sweep.levels, sweep.formulation, solver=sweep.solver, petsc_options=sweep.petsc_options, comm=comm
+    )
+
+
+def _hold(out: Path, parts: Path, plan: dict[str, Any], force: bool) -> IO[bytes] | None:
+    """Makes the folder of shards ready and holds it against other runs; None if `out` is complete already."""
+    if not force and _is_complete(out, plan):
+        return None
+    check_writable(out)
+    parts.mkdir(exist_ok=True)
+    held = lock(parts / "lock")
+    if not force and _is_complete(out, plan):  # by the run that held it
+        shutil.rmtree(parts)
+        held.close()
+        return None
+    _check_parts(parts, plan, force)
+    return held
+
+
+def _is_complete(out: Path, plan: dict[str, Any]) -> bool:
+    """Whether `out` holds this sweep; a ValueError if it holds anything else."""
+    if not out.is_file():
+        return False
+    try:
+        found = ReferenceSolutions.load(out).record
+    except ValueError as error:
+        raise ValueError(f"{error}; it was left as it is: remove it, choose another name, or use --force") from error
+    if {key: found.get(key) for key in plan} != plan:
+        raise ValueError(
+            f"{out} holds another sweep ({_difference(found, plan)}): choose another name, or use --force to replace it"
+        )
+    return True
+
+
+def _check_parts(parts: Path, plan: dict[str, Any], force: bool) -> None:
+    """The folder of shards is of this plan from here on; a ValueError if it is of another."""
+    head = parts / "plan.json"
+    if head.exists() and not force:
+        found = json.loads(head.read_text())
+        if found != plan:
+            raise ValueError(
+                f"{parts} is an unfinished run of another sweep ({_difference(found, plan)}): remove it, or use --force"
+            )
+    elif any(parts.glob("shard-*")) and not force:
+        raise ValueError(f"{parts} holds shards but no plan; it is not of this program: remove it or choose another name")
+    else:
+        for old in parts.glob("shard-*"):
+            old.unlink()
+        with written_whole(head) as file:
+            file.write(json.dumps(plan, indent=2).encode())
+    for rest in parts.glob(".*.part"):  # of a write that was killed
+        rest.unlink()
+
+
+def _difference(found: Mapping[str, Any], plan: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {found.get(key)!r} instead of {value!r}" for key, value in plan.items() if found.get(key) != value)
+
+
+def _shard_file(parts: Path, i: int) -> Path:
+    return parts / f"shard-{i:04d}.npz"
+
+
+def _complete(parts: Path, i: int, y: Floats) -> bool:
+    file = _shard_file(parts, i)
+    if not file.exists():
+        return False
+    try:
+        return bool(np.array_equal(ReferenceSolutions.load(file).y, y))
+    except ValueError:  # damaged from outside: solved again
+        return False
+
+
+def _done(parts: Path, shards: list[range]) -> int:
+    return sum(len(shard) for i, shard in enumerate(shards) if _shard_file(parts, i).exists())
+
+
+def _join(plan: dict[str, Any], count: int, out: Path, parts: Path) -> ReferenceSolutions:
+    pieces = [ReferenceSolutions.load(_shard_file(parts, i)) for i in range(count)]
+    joined = ReferenceSolutions(
+        y=np.concatenate([piece.y for piece in pieces]),
+        fields={name: np.concatenate([piece.fields[name] for piece in pieces]) for name in pieces[0].fields},
+        loss=np.concatenate([piece.loss for piece in pieces]),
+        record={**plan, **door.versions()},
+    )
+    joined.save(out)
+    shutil.rmtree(parts)
+    return joined

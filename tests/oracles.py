@@ -1,0 +1,76 @@
+"""Numbers from other routes: DOLFINx's own assembly, quadrature by hand, manufactured solutions."""
+
+import numpy as np
+import ufl
+from dolfinx import fem
+from mpi4py import MPI
+from scipy import sparse
+
+from fem_frames import dolfinx_door as door
+from fem_frames import Grid, Pointwise, Problem, Uniform
+
+
+def stiffness(points, cells, a):
+    """(N, N) DOLFINx's P1 stiffness matrix, a (K,) constant on cells, in the numbering of the arrays."""
+    mesh = door.create(points, cells, MPI.COMM_SELF)
+    V = door.space(mesh, "P")
+    at_points = door.quadrature_space(mesh, 2)
+    coefficient = fem.Function(at_points)
+    coefficient.x.array[door.dofs(at_points)] = a[door.input_cells(mesh)][:, None]
+    u, v = ufl.TrialFunction(V), ufl.TestFunction(V)
+    dx = ufl.Measure("dx", domain=mesh, metadata={"quadrature_degree": 2})
+    A = door.assemble_matrix(door.compile_form(coefficient * ufl.inner(ufl.grad(u), ufl.grad(v)) * dx))
+    indptr, indices, data = A.getValuesCSR()
+    owned, node = door.node_dofs(V, V)
+    place = np.empty_like(node)
+    place[owned] = node
+    rows = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
+    return sparse.csr_array((data, (place[rows], place[indices])), shape=A.getSize())
+
+
+def local_gradients(points, cells):
+    """(K, d+1, d), from the definition: hats are 1 at one vertex and 0 at the others."""
+    ones = np.ones((*cells.shape, 1))
+    return np.swapaxes(np.linalg.inv(np.concatenate([points[cells], ones], axis=2))[:, :-1], 1, 2)
+
+
+def errors(points, cells, u, exact, gradient, degree=6):
+    """(H1 seminorm, L2 norm) of the error of nodal values u against functions of x (…, d)."""
+    d = points.shape[1]
+    rule, weights = door.quadrature(d, degree)
+    hats = np.concatenate([1 - rule.sum(axis=1, keepdims=True), rule], axis=1)
+    x = np.einsum("qn,knd->kqd", hats, points[cells])
+    volume = np.abs(np.linalg.det(points[cells][:, 1:] - points[cells][:, :1])) / (1, 1, 2, 6)[d]
+    scale = volume[:, None] * weights / weights.sum()
+    g = np.einsum("knd,kn->kd", local_gradients(points, cells), u[cells])
+    h1 = (scale * ((gradient(x) - g[:, None]) ** 2).sum(axis=-1)).sum()
+    l2 = (scale * (exact(x) - np.einsum("qn,kn->kq", hats, u[cells])) ** 2).sum()
+    return np.sqrt(h1), np.sqrt(l2)
+
+
+def sine_problem(d):
+    """(problem, u, ∇u): a = 1 + y x₀, u = Π sin(π x_i) whatever y."""
+
+    def u(x):
+        return np.prod(np.sin(np.pi * x), axis=-1)
+
+    def gradient(x):
+        s, c = np.sin(np.pi * x), np.pi * np.cos(np.pi * x)
+        return np.stack([c[..., i] * np.prod(np.delete(s, i, axis=-1), axis=-1) for i in range(d)], axis=-1)
+
+    def source(x, y):
+        return (1 + y[..., 0] * x[..., 0]) * d * np.pi**2 * u(x) - y[..., 0] * gradient(x)[..., 0]
+
+    problem = Problem(
+        mesh=Grid((1,) * d),
+        coefficient=Pointwise(lambda x, y: 1 + y[..., 0] * x[..., 0]),
+        parameters=Uniform((0.0,), (1.0,)),
+        source=source,
+        quadrature_degree=4,
+    )
+    return problem, u, gradient
+
+
+def slope(values):
+    """Fitted rate of convergence, in powers of 1/2 a level."""
+    return -np.polyfit(np.arange(len(values)), np.log2(values), 1)[0]

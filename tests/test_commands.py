@@ -1,0 +1,166 @@
+"""The command line as users run it: serial, under mpirun, killed in the middle, and with bad input."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from fem_frames import FrameArrays, ReferenceSolutions
+
+pytestmark = pytest.mark.serial
+COMMAND = [sys.executable, "-m", "fem_frames.commands"]
+REFERENCE = ["reference", "--problem", "checkerboard", "--levels", "5", "--samples", "8", "--seed", "0"]
+
+
+def launch(*arguments, ranks=None, **options):
+    """The command as a process of its own; `ranks` starts it under mpirun."""
+    start = ["mpirun", "-n", str(ranks)] if ranks else []
+    # os.environ is as it was before this process initialised MPI: what that added would mislead mpirun.
+    environment = dict(os.environ)
+    return subprocess.Popen([*start, *COMMAND, *map(str, arguments)], text=True, env=environment, **options)
+
+
+def run(*arguments, ranks=None, expect=0, cwd=None):
+    process = launch(*arguments, ranks=ranks, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    stdout, stderr = process.communicate(timeout=300)
+    assert process.returncode == expect, f"{stdout}\n{stderr}"
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+
+@pytest.fixture(scope="module")
+def serial(tmp_path_factory):
+    out = tmp_path_factory.mktemp("serial") / "A"
+    run(*REFERENCE, "--out", out)
+    return ReferenceSolutions.load(out)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("distribute", ["samples", "mesh"])
+def test_reference_under_mpirun_equals_the_serial_run(tmp_path, serial, ranks, distribute):
+    done = run(*REFERENCE, "--out", tmp_path / "A", "--distribute", distribute, "--json", ranks=ranks)
+    record = json.loads(done.stdout.strip().splitlines()[-1])
+    assert (record["samples"], record["ranks"]) == (8, ranks)
+    parallel = ReferenceSolutions.load(tmp_path / "A")
+    np.testing.assert_array_equal(parallel.y, serial.y)
+    np.testing.assert_allclose(parallel.u, serial.u, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_a_killed_run_continues_and_completes(tmp_path, ranks):
+    """kill -9 as soon as the first shards are there; no file that loads is left; the second run is like an undisturbed one."""
+    arguments = [a if a != "8" else "60" for a in REFERENCE]
+    run(*arguments, "--out", tmp_path / "whole")
+    out, parts = tmp_path / "A", tmp_path / "A.parts"
+    process = launch(*arguments, "--out", out, ranks=ranks, stderr=subprocess.DEVNULL)
+    try:
+        while not list(parts.glob("shard-*")) and process.poll() is None:
+            time.sleep(0.005)
+    finally:
+        process.kill()  # of mpirun's ranks nothing is said: they end by themselves, and the next run waits for them
+        process.wait()
+    assert parts.exists()
+    assert not out.exists()
+    done = run(*arguments, "--out", out, ranks=ranks)
+    first = int(re.search(r"reference solutions: (\d+) of 60", done.stderr)[1])
+    assert 1 <= first < 60
+    killed, whole = ReferenceSolutions.load(out), ReferenceSolutions.load(tmp_path / "whole")
+    np.testing.assert_array_equal(killed.y, whole.y)
+    np.testing.assert_allclose(killed.u, whole.u, rtol=0, atol=1e-10)
+    assert not parts.exists()
+
+
+def test_petsc_options_pass_through(tmp_path):
+    done = run(*REFERENCE, "--out", tmp_path / "A", "-ksp_monitor", "-ksp_rtol", "1e-3", "-pc_type", "jacobi")
+    assert "KSP Residual norm" in done.stdout
+    failed = run(*REFERENCE, "--out", tmp_path / "B", "-ksp_max_it", "1", expect=1)
+    assert failed.stderr.count("\n") <= 2
+    assert "did not converge in 1 iterations" in failed.stderr
+
+
+def test_least_squares_reference(tmp_path):
+    out = tmp_path / "ls.npz"
+    arguments = ["--problem", "quarters", "--formulation", "least-squares", "--levels", 6, "--samples", 3]
+    record = json.loads(run("reference", *arguments, "--out", out, "--json").stdout)
+    assert record["mean_loss"] == pytest.approx(ReferenceSolutions.load(out).loss.mean())
+
+
+def test_export_writes_arrays_and_sparse_matrices(tmp_path):
+    from scipy import sparse
+
+    arguments = ["export", "--problem", "quarters", "--formulation", "least-squares", "--levels", 4]
+    record = json.loads(run(*arguments, "--out", tmp_path / "f.npz", "--sparse", tmp_path / "s", "--json").stdout)
+    arrays = FrameArrays.load(tmp_path / "f.npz")
+    assert record["frame_size"] == arrays.frame_size == 60
+    assert sparse.load_npz(tmp_path / "s" / "H.npz").shape == (arrays.nodal_size, arrays.frame_size)
+    assert sparse.load_npz(tmp_path / "s" / "D.npz").shape == (16 * 2 * 3, arrays.frame_size)
+    assert sparse.load_npz(tmp_path / "s" / "P_sigma_04.npz").shape == (17, 9)
+    with np.load(tmp_path / "s" / "C.npz") as data:
+        assert data["weights"].sum() == pytest.approx(1)
+    table = run(*arguments, "--out", tmp_path / "g.npz", "--first-level", 2, "--set", "low=0.1").stdout
+    assert "frame size" in table
+    assert FrameArrays.load(tmp_path / "g.npz").record["options"] == {"low": 0.1}
+
+
+def test_info_and_problems():
+    info = json.loads(run("info", "--json").stdout)
+    assert {"dolfinx", "petsc", "mpi", "torch", "blas", "devices"} <= set(info)
+    names = [row["name"] for row in json.loads(run("problems", "--json").stdout)["problems"]]
+    assert names == ["quarters", "checkerboard", "lshape", "cookies", "lognormal", "inclusion", "cube"]
+    assert "y in [0.5, 1.5]^4" in run("problems").stdout
+
+
+BASE = ["--problem", "checkerboard", "--levels", "3"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["export", "--problem", "cake", "--levels", "3", "--out", "x"], "no problem 'cake'"),
+        (["export", "--problem", "checkerboard", "--levels", "0", "--out", "x"], "levels = 0"),
+        (["export", "--problem", "checkerboard", "--levels", "-3", "--out", "x"], "levels = -3"),
+        (["export", "--problem", "checkerboard", "--levels", "two", "--out", "x"], "invalid int value"),
+        (["export", *BASE, "--out", "there.txt"], "is there already.*--force"),
+        (["export", *BASE, "--out", "absent/x"], "cannot write absent/x"),
+        (["export", *BASE, "--out", "x", "--set", "blocks"], "not of the form OPTION=VALUE"),
+        (["export", *BASE, "--out", "x", "--set", "block=2"], "no option 'block'"),
+        (["export", *BASE, "--out", "x", "--first-level", "7"], "first_level is 7"),
+        (["export", *BASE, "--out", "x", "--formulation", "least-squares"], "one dimension only"),
+        (["export", *BASE, "--out", "x", "--wrong"], "unknown argument --wrong"),
+        (["export", *BASE, "--out", "x", "-ksp_monitor"], "unknown argument -ksp_monitor"),
+        (["export", "--problem", "absent.py:p", "--levels", "3", "--out", "x"], "no file absent.py"),
+        (["reference", *BASE, "--samples", "0", "--out", "x"], "samples is 0"),
+        (["reference", *BASE, "--samples", "2", "--seed", "-1", "--out", "x"], "seed is -1"),
+        (["reference", *BASE, "--samples", "2", "--out", "there.txt"], "left as it is"),
+        (["reference", *BASE, "--samples", "2", "--out", "."], "it is a folder"),
+        (["reference", *BASE, "--samples", "2", "--out", "x", "--wrong", "1"], "unknown argument --wrong"),
+        ([], "required"),
+        (["nonsense"], "invalid choice"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(tmp_path, arguments, message):
+    (tmp_path / "there.txt").write_text("precious")
+    done = run(*arguments, expect=2, cwd=tmp_path)
+    assert re.search(message, done.stderr), done.stderr
+    assert "Traceback" not in done.stderr
+    assert [p.name for p in tmp_path.iterdir()] == ["there.txt"]
+    assert (tmp_path / "there.txt").read_text() == "precious"
+
+
+def test_an_error_on_one_rank_ends_all_with_its_message(tmp_path):
+    """A problem file that fails on rank 1 only, while rank 0 goes on to communicate."""
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from mpi4py import MPI\n"
+        "from fem_frames import ByRegion, Grid, Problem, Uniform\n"
+        "if MPI.COMM_WORLD.rank == 1:\n    raise OSError('the disk of rank 1 is gone')\n"
+        "problem = Problem(Grid((1, 1)), ByRegion.each(1), Uniform((1.0,), (2.0,)))\n"
+    )
+    done = run(
+        "reference", "--problem", file, "--levels", 3, "--samples", 4, "--out", "x", ranks=2, expect=1, cwd=tmp_path
+    )
+    assert "the disk of rank 1 is gone" in done.stderr
