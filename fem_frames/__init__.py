@@ -17,6 +17,7 @@ _HOMES = {
     "Grid": "mesh",
     "MeshArrays": "mesh",
     "read_gmsh": "mesh",
+    "error_norms": "norms",
     "Affine": "problem",
     "ByRegion": "problem",
     "ExpAffine": "problem",
@@ -33,13 +34,14 @@ _HOMES = {
     "Sweep": "sweep",
     "run_sweep": "sweep",
 }
-__all__ = sorted(_HOMES)  # noqa: PLE0605
+__all__ = sorted(_HOMES)
 
 if TYPE_CHECKING:
     from fem_frames.arrays import FrameArrays
     from fem_frames.export import export_frame
     from fem_frames.hierarchy import MeshHierarchy
     from fem_frames.mesh import Grid, MeshArrays, read_gmsh
+    from fem_frames.norms import error_norms
     from fem_frames.problem import Affine, ByRegion, ExpAffine, Gaussian, Pointwise, Problem, Uniform, namespace
     from fem_frames.problems import PROBLEMS, make_problem
     from fem_frames.reference import ReferenceSolutions, ReferenceSolver, solve_reference

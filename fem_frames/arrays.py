@@ -133,7 +133,7 @@ class FrameArrays:
                     for name in record["fields"]
                 ),
                 record=record["record"],
-                **{name: flat[name] for name in _OWN_ARRAYS},  # type: ignore[arg-type]
+                **{name: flat[name] for name in _OWN_ARRAYS},
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"{path} lacks {error}: it is no complete file of frame arrays") from error
@@ -161,7 +161,13 @@ class FrameArrays:
             if array.dtype == np.float64 and not np.isfinite(array).all():
                 raise ValueError(f"{name} has values that are not finite")
         d, K, Q = self.dimension, len(self.levels[-1].cells), len(self.rule_weights)
-        shapes = {"volumes": (K,), "centres": (K, d), "regions": (K,), "rule_points": (Q, d + 1), "neumann_load": (len(self.points),)}
+        shapes = {
+            "volumes": (K,),
+            "centres": (K, d),
+            "regions": (K,),
+            "rule_points": (Q, d + 1),
+            "neumann_load": (len(self.points),),
+        }
         for j, level in enumerate(self.levels):
             cells = K >> (d * (len(self.levels) - 1 - j))
             shapes |= {f"level{j}.cells": (cells, d + 1), f"level{j}.gradients": (cells, d + 1, d)}
@@ -169,7 +175,9 @@ class FrameArrays:
         for f in self.fields:
             shapes[f"{f.name}.lift"] = (len(self.points),)
             if not len(f.free) == len(f.scale) == len(self.levels):
-                raise ValueError(f"field {f.name} has {len(f.free)} and {len(f.scale)} tables for {len(self.levels)} levels")
+                raise ValueError(
+                    f"field {f.name} has {len(f.free)} and {len(f.scale)} tables for {len(self.levels)} levels"
+                )
             shapes |= {f"{f.name}.scale{j}": (len(free),) for j, free in enumerate(f.free)}
         flat = self._flat()
         for name, shape in shapes.items():

@@ -41,7 +41,8 @@ if np.issubdtype(PETSc.ScalarType, np.complexfloating):
     raise ImportError("this PETSc has complex scalars; fem-frames needs a DOLFINx and PETSc build with real ones")
 
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def _quietly(function: Callable[P, T]) -> Callable[P, T]:
@@ -86,7 +87,9 @@ def create(points: Floats, cells: Ints, comm: MPI.Comm) -> dmesh.Mesh:
     if _OLD:
         domain = ufl.Mesh(ufl.VectorElement("Lagrange", ufl.Cell(name, geometric_dimension=gdim), 1))
         return dmesh.create_mesh(comm, cells, points, domain, ghost_mode=dmesh.GhostMode.none)
-    return dmesh.create_mesh(comm, cells=cells, x=points, e=ufl.Mesh(basix.ufl.element("Lagrange", name, 1, shape=(gdim,))))
+    return dmesh.create_mesh(
+        comm, cells=cells, x=points, e=ufl.Mesh(basix.ufl.element("Lagrange", name, 1, shape=(gdim,)))
+    )
 
 
 @_quietly
@@ -129,8 +132,14 @@ def arrays_of(mesh: dmesh.Mesh, cell_tags: Any = None, facet_tags: Any = None) -
     The order does not depend on the release or on the number of ranks. Untagged cells get region 0.
     """
     d, comm = mesh.topology.dim, mesh.comm
-    if mesh.topology.cell_type != getattr(dmesh.CellType, str(_NAMES[d])) or mesh.geometry.dim != d or nodes(mesh).shape[1] != d + 1:
-        raise ValueError("the DOLFINx mesh must consist of straight intervals, triangles or tetrahedra in R^1, R^2 or R^3")
+    if (
+        mesh.topology.cell_type != getattr(dmesh.CellType, str(_NAMES[d]))
+        or mesh.geometry.dim != d
+        or nodes(mesh).shape[1] != d + 1
+    ):
+        raise ValueError(
+            "the DOLFINx mesh must consist of straight intervals, triangles or tetrahedra in R^1, R^2 or R^3"
+        )
     x, cells = coordinates(mesh), nodes(mesh)
     regions = np.zeros(len(cells), np.int64)
     if cell_tags is not None:

@@ -92,7 +92,9 @@ def essential_data(hierarchy: MeshHierarchy, problem: Problem, formulation: str)
     if formulation == "energy":
         return (u,)
     if hierarchy.dimension != 1:
-        raise ValueError("least squares is available in one dimension only, where the flux is P1; use formulation='energy'")
+        raise ValueError(
+            "least squares is available in one dimension only, where the flux is P1; use formulation='energy'"
+        )
     return u, _interval_flux(hierarchy, problem)
 
 
@@ -156,4 +158,6 @@ def _areas(corners: Floats) -> Floats:
     """(F,) lengths or areas of facets with the corners (F, d, d)."""
     if corners.shape[1] == 2:
         return np.asarray(np.linalg.norm(corners[:, 1] - corners[:, 0], axis=-1))
-    return np.asarray(np.linalg.norm(np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0]), axis=-1) / 2)
+    return np.asarray(
+        np.linalg.norm(np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0]), axis=-1) / 2
+    )

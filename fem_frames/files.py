@@ -21,31 +21,42 @@ import numpy.typing as npt
 def written_whole(path: str | Path) -> Iterator[IO[bytes]]:
     """A file to write to that takes the place of `path` only when it is complete and on the disk."""
     path = Path(path)
-    if path.is_dir():
-        raise ValueError(f"cannot write {path}: it is a folder; give the name of a file in it")
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = _part(path)
     try:
-        try:
+        with _named(path):
             with part.open("wb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
             part.replace(path)
-        except OSError as error:
-            raise ValueError(f"cannot write {path}: {error.strerror or error}; is there room, and may you write there?") from error
     finally:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
 
 
-class _OnlyTried(Exception):
-    """Leaves `written_whole` before it replaces anything."""
-
-
 def check_writable(path: str | Path) -> None:
     """A ValueError now, rather than after hours of work, if `path` cannot be written."""
-    with contextlib.suppress(_OnlyTried), written_whole(path):
-        raise _OnlyTried
+    path = Path(path)
+    with _named(path):
+        part = _part(path)
+        part.open("wb").close()
+        part.unlink()
+
+
+def _part(path: Path) -> Path:
+    if path.is_dir():
+        raise ValueError(f"cannot write {path}: it is a folder; give the name of a file in it")
+    return path.with_name(f".{path.name}.{os.getpid()}.part")
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(
+            f"cannot write {path}: {error.strerror or error}; is there room, and may you write there?"
+        ) from error
 
 
 def lock(path: str | Path, patience: float = 60.0) -> IO[bytes]:
@@ -64,7 +75,9 @@ def lock(path: str | Path, patience: float = 60.0) -> IO[bytes]:
             if time.monotonic() > until:
                 raise ValueError(f"another run is at work on {path.parent}: wait for it, or stop it") from None
             if not told:
-                print(f"fem-frames: waiting for another run that is at work on {path.parent}", file=sys.stderr, flush=True)
+                print(
+                    f"fem-frames: waiting for another run that is at work on {path.parent}", file=sys.stderr, flush=True
+                )
                 told = True
             time.sleep(0.2)
             path.parent.mkdir(exist_ok=True)
@@ -82,7 +95,7 @@ def save_arrays(path: str | Path, kind: str, version: int, arrays: Mapping[str, 
     """Writes arrays by name and a JSON record."""
     head = json.dumps({"format": kind, "version": version, "record": record})
     with written_whole(path) as file:
-        np.savez_compressed(file, head=np.array(head), **arrays)  # type: ignore[arg-type]
+        np.savez_compressed(file, head=np.array(head), **arrays)
 
 
 def load_arrays(path: str | Path, kind: str, version: int) -> tuple[dict[str, npt.NDArray], Any]:

@@ -87,7 +87,9 @@ class MeshHierarchy:
             return np.repeat(self.coarse_regions, len(self.finest.cells) // len(self.coarse_regions))
         tags = np.asarray(problem.regions(self.centres()))
         if tags.shape != (len(self.finest.cells),):
-            raise ValueError(f"regions gave tags of shape {tags.shape} for {len(self.finest.cells)} cells; give one a cell")
+            raise ValueError(
+                f"regions gave tags of shape {tags.shape} for {len(self.finest.cells)} cells; give one a cell"
+            )
         return tags.astype(np.int64)
 
     def dirichlet_facets(self, problem: Problem) -> np.ndarray:
@@ -111,8 +113,9 @@ class MeshHierarchy:
         cut = np.flatnonzero(middle & ~inside.all(axis=1))
         if len(cut):
             raise ValueError(
-                f"the Dirichlet part ends inside the boundary facet with the middle {probes[cut[0], -1].tolist()}; it must "
-                "be a union of facets of the coarse mesh: refine that, or include the ends of the part (<= instead of <)"
+                f"the Dirichlet part ends inside the boundary facet with the middle {probes[cut[0], -1].tolist()}; "
+                "it must be a union of facets of the coarse mesh: refine that, or include the ends of the part "
+                "(<= instead of <)"
             )
         return middle
 
@@ -146,9 +149,7 @@ def coarse_mesh(source: Any) -> MeshArrays:
     )
 
 
-def _renumber(
-    coarse: Level, points: Floats, fine: Any, parent: Ints
-) -> tuple[Level, Floats, Ints]:
+def _renumber(coarse: Level, points: Floats, fine: Any, parent: Ints) -> tuple[Level, Floats, Ints]:
     """The level of DOLFINx's fine mesh in our numbering, all its points, and our numbers of its cells.
 
     `parent` (K,) is our number of the coarse cell that each fine cell lies in.
@@ -199,7 +200,9 @@ def _facet_origin(coarse: Level, facets: Ints, ends: Ints, count: int) -> Ints:
 
 def _facet_tags(coarse: MeshArrays, facets: Ints) -> Ints:
     tags = np.full(len(facets), -1, np.int64)
-    given = {int(k): int(t) for k, t in zip(row_keys(coarse.facets, len(coarse.points)), coarse.facet_tags, strict=True)}
+    given = {
+        int(k): int(t) for k, t in zip(row_keys(coarse.facets, len(coarse.points)), coarse.facet_tags, strict=True)
+    }
     for i, key in enumerate(row_keys(facets, len(coarse.points))):
         tags[i] = given.get(int(key), -1)
     return tags

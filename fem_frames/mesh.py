@@ -140,12 +140,16 @@ def read_gmsh(path: str | Path) -> MeshArrays:
         content = meshio.read(path, file_format="gmsh")
     # meshio ends some malformed files by sys.exit, and raises its own and many other errors for the rest.
     except (Exception, SystemExit) as error:
-        raise ValueError(f"{path} cannot be read as a gmsh mesh ({error}); save it by gmsh as .msh 2.2 or 4.1") from error
+        raise ValueError(
+            f"{path} cannot be read as a gmsh mesh ({error}); save it by gmsh as .msh 2.2 or 4.1"
+        ) from error
     kinds = ("line", "triangle", "tetra")
     present = [d for d, kind in enumerate(kinds, start=1) if kind in content.cells_dict]
     foreign = set(content.cells_dict) - {*kinds, "vertex"}
     if foreign or not present:
-        raise ValueError(f"{path} holds cells of kind {sorted(foreign) or 'none'}; only first-order simplices are supported")
+        raise ValueError(
+            f"{path} holds cells of kind {sorted(foreign) or 'none'}; only first-order simplices are supported"
+        )
     d = present[-1]
     tags = content.cell_data_dict.get("gmsh:physical", {})
     cells = content.cells_dict[kinds[d - 1]].astype(np.int64)
@@ -182,7 +186,8 @@ def _check_references(rows: Ints, count: int, what: str) -> None:
     wrong = np.flatnonzero(((rows < 0) | (rows >= count)).any(axis=1))
     if len(wrong):
         raise ValueError(
-            f"{what} {wrong[0]} refers to the points {rows[wrong[0]].tolist()}, but the points are numbered 0 to {count - 1}"
+            f"{what} {wrong[0]} refers to the points {rows[wrong[0]].tolist()}, "
+            f"but the points are numbered 0 to {count - 1}"
         )
 
 
@@ -193,8 +198,8 @@ def _check_geometry(points: Floats, cells: Ints) -> None:
     flat = np.flatnonzero(np.abs(volume) <= 1e-12 * size ** points.shape[1])
     if len(flat):
         raise ValueError(
-            f"cell {flat[0]} with the points {cells[flat[0]].tolist()} is degenerate: its volume is {volume[flat[0]]:.1e}; "
-            "remove it or move its points"
+            f"cell {flat[0]} with the points {cells[flat[0]].tolist()} is degenerate: "
+            f"its volume is {volume[flat[0]]:.1e}; remove it or move its points"
         )
     inverted = np.flatnonzero(volume < 0)
     if len(inverted):

@@ -39,7 +39,9 @@ def together_in_steps(comm: Any, steps: Iterable[T]) -> list[T]:
         error = caught
         if alarm is not None:
             calls = [alarm.isend(None, dest=rank) for rank in range(comm.size) if rank != comm.rank]
-    failures = comm.allgather(None if error is None else (isinstance(error, ValueError), f"{type(error).__name__}: {error}"))
+    failures = comm.allgather(
+        None if error is None else (isinstance(error, ValueError), f"{type(error).__name__}: {error}")
+    )
     if alarm is not None:
         for rank, failure in enumerate(failures):
             if failure is not None and rank != comm.rank:

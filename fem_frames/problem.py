@@ -224,7 +224,9 @@ class Problem:
         least = max(1, self.first_level, self.resolved_from)
         if levels < least:
             why = "" if least == 1 else f", because the regions or the first level of {self.name} need them"
-            raise ValueError(f"levels = {levels}: at least {least} refinement{'s are' if least > 1 else ' is'} needed{why}")
+            raise ValueError(
+                f"levels = {levels}: at least {least} refinement{'s are' if least > 1 else ' is'} needed{why}"
+            )
         return int(levels)
 
     def check_parameters(self, y: npt.ArrayLike) -> Floats:
@@ -237,13 +239,17 @@ class Problem:
             checked = checked[None]
         p = self.parameters.dimension
         if checked.ndim != 2 or checked.shape[1] != p:
-            raise ValueError(f"y has shape {np.shape(y)}, but {self.name} has p = {p} parameters: pass (B, {p}) or ({p},)")
+            raise ValueError(
+                f"y has shape {np.shape(y)}, but {self.name} has p = {p} parameters: pass (B, {p}) or ({p},)"
+            )
         if not np.isfinite(checked).all():
             raise ValueError(f"y of sample {int(np.argwhere(~np.isfinite(checked))[0, 0])} is not finite")
         outside = np.flatnonzero(self.parameters.outside(checked))
         if len(outside):
             values = ", ".join(f"{v:g}" for v in checked[outside[0]])
-            raise ValueError(f"y of sample {outside[0]} = ({values}) is outside the parameters {self.parameters} of {self.name}")
+            raise ValueError(
+                f"y of sample {outside[0]} = ({values}) is outside the parameters {self.parameters} of {self.name}"
+            )
         return checked
 
     def coefficient_values(self, tables: tuple[npt.NDArray, ...], y: Floats, points: Floats) -> Floats:
@@ -254,8 +260,9 @@ class Problem:
         if len(wrong):
             sample, cell, q = wrong[0]
             raise ValueError(
-                f"a_y must be positive and finite, but it is {a[sample, cell, q]:.3g} for sample {sample} in cell {cell} "
-                f"at x = {np.round(points[cell, q], 6).tolist()}; mend the coefficient or the parameter box"
+                f"a_y must be positive and finite, but it is {a[sample, cell, q]:.3g} for sample {sample} "
+                f"in cell {cell} at x = {np.round(points[cell, q], 6).tolist()}; "
+                "mend the coefficient or the parameter box"
             )
         return a
 

@@ -122,11 +122,15 @@ def make_problem(name: str, **options: Any) -> Problem:
         made = _load(Path(path + ".py"), attribute.removeprefix(":") or "problem")
         if isinstance(made, Problem):
             if options:
-                raise ValueError(f"{name} is a Problem without options; make it a function to give it {sorted(options)}")
+                raise ValueError(
+                    f"{name} is a Problem without options; make it a function to give it {sorted(options)}"
+                )
             return replace(made, name=name)
         make = made
     else:
-        raise ValueError(f"there is no problem {name!r}; choose from {', '.join(PROBLEMS)}, or give a file.py:name of your own")
+        raise ValueError(
+            f"there is no problem {name!r}; choose from {', '.join(PROBLEMS)}, or give a file.py:name of your own"
+        )
     known = inspect.signature(make).parameters
     unknown = sorted(set(options) - set(known))
     if unknown:
@@ -141,7 +145,8 @@ def _load(path: Path, attribute: str) -> Any:
     if not path.is_file():
         raise ValueError(f"there is no file {path} to take a problem from")
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     if not hasattr(module, attribute):

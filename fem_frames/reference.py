@@ -290,4 +290,6 @@ def _has_hypre(comm: MPI.Comm) -> bool:
 
 def _reason_name(reason: int) -> str:
     names = PETSc.KSP.ConvergedReason
-    return next((name for name in dir(names) if name.startswith("DIVERGED") and getattr(names, name) == reason), str(reason))
+    return next(
+        (name for name in dir(names) if name.startswith("DIVERGED") and getattr(names, name) == reason), str(reason)
+    )

@@ -171,7 +171,12 @@ def problem_digest(problem: Problem) -> str:
 
 def _solver(sweep: Sweep, comm: MPI.Comm) -> ReferenceSolver:
     return ReferenceSolver(
-        sweep.problem, sweep.levels, sweep.formulation, solver=sweep.solver, petsc_options=sweep.petsc_options, comm=comm
+        sweep.problem,
+        sweep.levels,
+        sweep.formulation,
+        solver=sweep.solver,
+        petsc_options=sweep.petsc_options,
+        comm=comm,
     )
 
 
@@ -215,7 +220,9 @@ def _check_parts(parts: Path, plan: dict[str, Any], force: bool) -> None:
                 f"{parts} is an unfinished run of another sweep ({_difference(found, plan)}): remove it, or use --force"
             )
     elif any(parts.glob("shard-*")) and not force:
-        raise ValueError(f"{parts} holds shards but no plan; it is not of this program: remove it or choose another name")
+        raise ValueError(
+            f"{parts} holds shards but no plan; it is not of this program: remove it or choose another name"
+        )
     else:
         for old in parts.glob("shard-*"):
             old.unlink()
@@ -226,7 +233,9 @@ def _check_parts(parts: Path, plan: dict[str, Any], force: bool) -> None:
 
 
 def _difference(found: Mapping[str, Any], plan: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} {found.get(key)!r} instead of {value!r}" for key, value in plan.items() if found.get(key) != value)
+    return ", ".join(
+        f"{key} {found.get(key)!r} instead of {value!r}" for key, value in plan.items() if found.get(key) != value
+    )
 
 
 def _shard_file(parts: Path, i: int) -> Path:

@@ -15,8 +15,8 @@ for name, value in {
 }.items():
     os.environ.setdefault(name, value)
 
-import torch  # noqa: F401  before DOLFINx, see numerical notes in dolfinx_door
 import pytest
+import torch  # noqa: F401  before DOLFINx, see numerical notes in dolfinx_door
 from mpi4py import MPI
 
 

@@ -1,4 +1,4 @@
-"""Numbers from other routes: DOLFINx's own assembly, quadrature by hand, manufactured solutions."""
+"""Numbers from other routes: DOLFINx's own assembly, manufactured solutions."""
 
 import numpy as np
 import ufl
@@ -6,8 +6,8 @@ from dolfinx import fem
 from mpi4py import MPI
 from scipy import sparse
 
-from fem_frames import dolfinx_door as door
 from fem_frames import Grid, Pointwise, Problem, Uniform
+from fem_frames import dolfinx_door as door
 
 
 def stiffness(points, cells, a):
@@ -26,26 +26,6 @@ def stiffness(points, cells, a):
     place[owned] = node
     rows = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
     return sparse.csr_array((data, (place[rows], place[indices])), shape=A.getSize())
-
-
-def local_gradients(points, cells):
-    """(K, d+1, d), from the definition: hats are 1 at one vertex and 0 at the others."""
-    ones = np.ones((*cells.shape, 1))
-    return np.swapaxes(np.linalg.inv(np.concatenate([points[cells], ones], axis=2))[:, :-1], 1, 2)
-
-
-def errors(points, cells, u, exact, gradient, degree=6):
-    """(H1 seminorm, L2 norm) of the error of nodal values u against functions of x (…, d)."""
-    d = points.shape[1]
-    rule, weights = door.quadrature(d, degree)
-    hats = np.concatenate([1 - rule.sum(axis=1, keepdims=True), rule], axis=1)
-    x = np.einsum("qn,knd->kqd", hats, points[cells])
-    volume = np.abs(np.linalg.det(points[cells][:, 1:] - points[cells][:, :1])) / (1, 1, 2, 6)[d]
-    scale = volume[:, None] * weights / weights.sum()
-    g = np.einsum("knd,kn->kd", local_gradients(points, cells), u[cells])
-    h1 = (scale * ((gradient(x) - g[:, None]) ** 2).sum(axis=-1)).sum()
-    l2 = (scale * (exact(x) - np.einsum("qn,kn->kq", hats, u[cells])) ** 2).sum()
-    return np.sqrt(h1), np.sqrt(l2)
 
 
 def sine_problem(d):

@@ -52,7 +52,7 @@ def test_reference_under_mpirun_equals_the_serial_run(tmp_path, serial, ranks, d
 
 @pytest.mark.parametrize("ranks", [None, 2])
 def test_a_killed_run_continues_and_completes(tmp_path, ranks):
-    """kill -9 as soon as the first shards are there; no file that loads is left; the second run is like an undisturbed one."""
+    """kill -9 when the first shard is there: no file that loads is left, and the next run ends as if undisturbed."""
     arguments = [a if a != "8" else "60" for a in REFERENCE]
     run(*arguments, "--out", tmp_path / "whole")
     out, parts = tmp_path / "A", tmp_path / "A.parts"

@@ -108,7 +108,10 @@ def test_regions_and_boundary_parts_are_inherited():
 
 def test_dirichlet_part_by_a_function_of_x():
     problem = Problem(
-        Grid((1, 1)), ByRegion.each(1), Uniform((1.0,), (2.0,)), dirichlet=lambda x: np.isclose(x[:, 0] * (1 - x[:, 1]), 0)
+        Grid((1, 1)),
+        ByRegion.each(1),
+        Uniform((1.0,), (2.0,)),
+        dirichlet=lambda x: np.isclose(x[:, 0] * (1 - x[:, 1]), 0),
     )
     hierarchy = MeshHierarchy.from_problem(problem, 3)
     x = hierarchy.points

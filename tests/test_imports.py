@@ -29,7 +29,11 @@ def test_imports_go_one_way(package):
 
 def test_dolfinx_has_one_door():
     """Releases differ in dolfinx, basix and cpp: only the door calls them; the reference states forms."""
-    users = {p.name for p in (ROOT / "fem_frames").rglob("*.py") if {"dolfinx", "basix"} & {n.split(".")[0] for n in imports(p)}}
+    users = {
+        p.name
+        for p in (ROOT / "fem_frames").rglob("*.py")
+        if {"dolfinx", "basix"} & {n.split(".")[0] for n in imports(p)}
+    }
     assert users == {"dolfinx_door.py", "reference.py"}
 
 

@@ -113,7 +113,10 @@ def test_gmsh_file_brings_tags_and_drops_unused_points(tmp_path):
     [
         ("not a mesh", "cannot be read as a gmsh mesh"),
         (GMSH_2[:120], "cannot be read as a gmsh mesh|holds cells"),
-        (GMSH_2.replace("3 2 2 5 1 1 2 3\n4 2 2 6 2 1 4 3", "3 3 2 5 1 1 2 3 4\n4 15 2 6 2 1"), "only first-order simplices"),
+        (
+            GMSH_2.replace("3 2 2 5 1 1 2 3\n4 2 2 6 2 1 4 3", "3 3 2 5 1 1 2 3 4\n4 15 2 6 2 1"),
+            "only first-order simplices",
+        ),
         (GMSH_2.replace("3 1 1 0", "3 1 1 0.5"), "surface or curve in space"),
     ],
 )

@@ -18,9 +18,12 @@ from fem_frames import (
     ReferenceSolutions,
     ReferenceSolver,
     Uniform,
+    error_norms,
     make_problem,
     solve_reference,
 )
+from fem_frames.hierarchy import coarse_mesh
+from fem_frames.mesh import orient
 
 
 @pytest.mark.parametrize(("d", "levels"), [(1, range(4, 9)), (2, range(3, 7)), (3, range(3, 6))])
@@ -30,11 +33,21 @@ def test_energy_solutions_converge_with_the_expected_rates(d, levels):
     for level in levels:
         hierarchy = MeshHierarchy.from_problem(problem, level)
         u = solve_reference(problem, [0.5], level).u[0]
-        errors = oracles.errors(hierarchy.points, hierarchy.finest.cells, u, exact, gradient)
+        errors = error_norms(hierarchy.points, hierarchy.finest.cells, u, exact, gradient)
         h1.append(errors[0])
         l2.append(errors[1])
     assert oracles.slope(h1) == pytest.approx(1, abs=0.1)
     assert oracles.slope(l2) == pytest.approx(2, abs=0.15)
+
+
+def test_error_norms_are_those_of_the_closed_form():
+    """Zero against x² + y² on the unit square: ∫ u² = 28/45, ∫ |∇u|² = 8/3."""
+    hierarchy = MeshHierarchy.refine(coarse_mesh(Grid((1, 1))), 1)
+    zero = np.zeros(len(hierarchy.points))
+    h1, l2 = error_norms(
+        hierarchy.points, hierarchy.finest.cells, zero, lambda x: (x**2).sum(axis=-1), lambda x: 2 * x, degree=4
+    )
+    assert (h1**2, l2**2) == pytest.approx((8 / 3, 28 / 45), rel=1e-12)
 
 
 def test_interval_solutions_are_exact_at_nodes():
@@ -162,16 +175,10 @@ def test_every_kind_of_mesh_gives_the_same_solution(comm):
     expected = solve_reference(problem, y, 2)
     mesh = dmesh.create_rectangle(comm, [np.zeros(2), np.ones(2)], [2, 2])
     arrays = MeshHierarchy.from_problem(problem, 1)
-    coarse = MeshArrays(arrays.level_points(0), _positive(arrays.level_points(0), arrays.levels[0].cells))
+    coarse = MeshArrays(arrays.level_points(0), orient(arrays.level_points(0), arrays.levels[0].cells))
     for source in (mesh, (mesh, None, None), coarse):
         solutions = solve_reference(dataclasses.replace(problem, mesh=source), y, 2)
         np.testing.assert_allclose(solutions.u, expected.u, atol=1e-12)
-
-
-def _positive(points, cells):
-    from fem_frames.mesh import orient
-
-    return orient(points, cells)
 
 
 def test_red_and_dolfinx_refinement_converge_to_the_same(comm):
@@ -191,7 +198,7 @@ def test_red_and_dolfinx_refinement_converge_to_the_same(comm):
 
 def test_a_solve_that_does_not_converge_says_why():
     problem = make_problem("checkerboard")
-    with pytest.raises(RuntimeError, match="did not converge in 1 iterations: DIVERGED_(MAX_IT|ITS); try solver='lu'"):
+    with pytest.raises(RuntimeError, match=r"did not converge in 1 iterations: DIVERGED_(MAX_IT|ITS); try solver='lu'"):
         solve_reference(problem, np.ones(4), 4, petsc_options={"ksp_max_it": 1})
 
 

@@ -5,7 +5,18 @@ import json
 import numpy as np
 import pytest
 
-from fem_frames import ByRegion, Grid, Pointwise, Problem, ReferenceSolutions, Sweep, Uniform, make_problem, run_sweep, solve_reference
+from fem_frames import (
+    ByRegion,
+    Grid,
+    Pointwise,
+    Problem,
+    ReferenceSolutions,
+    Sweep,
+    Uniform,
+    make_problem,
+    run_sweep,
+    solve_reference,
+)
 from fem_frames.sweep import problem_digest
 
 
@@ -24,16 +35,16 @@ def test_a_sweep_is_the_batch_of_its_samples(shared_path, distribute):
     assert not (shared_path / "r.npz.parts").exists()
 
 
-class Stopped(Exception):
+class StoppedError(Exception):
     """Ends a sweep in its middle, on every rank."""
 
 
 def interrupted(out, after, **options):
     def progress(done, count):
         if done >= after:
-            raise Stopped
+            raise StoppedError
 
-    with pytest.raises((Stopped, RuntimeError)):
+    with pytest.raises((StoppedError, RuntimeError)):
         run_sweep(sweep(), out, progress=progress, **options)
 
 
@@ -80,7 +91,7 @@ def test_a_damaged_shard_is_solved_again(shared_path, comm):
 def test_another_sweep_does_not_overwrite_unless_forced(shared_path, comm):
     out = shared_path / "r.npz"
     run_sweep(sweep(), out)
-    with pytest.raises(ValueError, match="holds another sweep .*seed 1 instead of 2.*--force"):
+    with pytest.raises(ValueError, match=r"holds another sweep .*seed 1 instead of 2.*--force"):
         run_sweep(sweep(seed=2), out)
     assert ReferenceSolutions.load(out).record["seed"] == 1
     comm.Barrier()
@@ -90,7 +101,7 @@ def test_another_sweep_does_not_overwrite_unless_forced(shared_path, comm):
 def test_an_unfinished_run_of_another_sweep_is_kept(shared_path):
     out = shared_path / "r.npz"
     interrupted(out, 2)
-    with pytest.raises(ValueError, match="unfinished run of another sweep .*levels 3 instead of 4"):
+    with pytest.raises(ValueError, match=r"unfinished run of another sweep .*levels 3 instead of 4"):
         run_sweep(sweep(levels=4), out)
     assert json.loads((shared_path / "r.npz.parts" / "plan.json").read_text())["levels"] == 3
 

@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from fem_frames import __version__
 from fem_frames.commands import export, info, problems, reference
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    mpi = sys.modules.get("mpi4py.MPI")
+    mpi: Any = sys.modules.get("mpi4py.MPI")
     parallel = mpi is not None and mpi.COMM_WORLD.size > 1
     if parallel and mpi.COMM_WORLD.rank > 0:
         time.sleep(2)  # rank 0 says it, if it failed too

@@ -19,7 +19,9 @@ def add(subparsers: Any) -> None:
         "With --sparse also D, H and P_j as SciPy .npz files and the quadrature data of C_y.",
     )
     declare_problem(parser)
-    parser.add_argument("--first-level", type=int, metavar="J0", help="coarsest level of the frame; default: the problem's")
+    parser.add_argument(
+        "--first-level", type=int, metavar="J0", help="coarsest level of the frame; default: the problem's"
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the arrays go")
     parser.add_argument("--sparse", type=Path, metavar="FOLDER", help="where the sparse matrices go")
     parser.add_argument("--degree", type=int, default=2, help="quadrature degree of the sparse D; default: %(default)s")

@@ -16,7 +16,7 @@ def add(subparsers: Any) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, make in PROBLEMS.items():
         options = {key: parameter.default for key, parameter in inspect.signature(make).parameters.items()}
         text = (make.__doc__ or "").split("\n")[0]
@@ -25,5 +25,5 @@ def run(parsed: argparse.Namespace) -> None:
         print(json.dumps({"problems": rows}))
         return
     for row in rows:
-        options = " ".join(f"{key}={value}" for key, value in row["options"].items())
-        print(f"{row['name']}\n    {row['text']}\n    y in {row['parameters']}; --set {options}")
+        settings = " ".join(f"{key}={value}" for key, value in row["options"].items())
+        print(f"{row['name']}\n    {row['text']}\n    y in {row['parameters']}; --set {settings}")

@@ -16,7 +16,8 @@ def add(subparsers: Any) -> None:
         "reference",
         run,
         "Finite element solutions by PETSc for random samples of y. Runs serially or under mpirun; "
-        "a run that was killed continues when it is started again. Options with one dash, like -ksp_monitor, go to PETSc.",
+        "a run that was killed continues when it is started again. "
+        "Options with one dash, like -ksp_monitor, go to PETSc.",
         takes_petsc_options=True,
     )
     declare_problem(parser)

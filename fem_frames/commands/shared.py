@@ -17,7 +17,12 @@ from fem_frames.problems import PROBLEMS, make_problem
 
 
 def declare(
-    subparsers: Any, name: str, run: Callable[[argparse.Namespace], None], text: str, *, takes_petsc_options: bool = False
+    subparsers: Any,
+    name: str,
+    run: Callable[[argparse.Namespace], None],
+    text: str,
+    *,
+    takes_petsc_options: bool = False,
 ) -> argparse.ArgumentParser:
     """A subcommand with --json, described by its text."""
     parser = subparsers.add_parser(name, help=text.split(".")[0], description=text, allow_abbrev=False)
@@ -31,11 +36,17 @@ def declare_problem(parser: argparse.ArgumentParser) -> None:
         "--problem", required=True, help=f"{', '.join(PROBLEMS)}, or a file.py:name that defines one of your own"
     )
     parser.add_argument(
-        "--set", action="append", default=[], metavar="OPTION=VALUE", help="an option of the problem, as `problems` lists them"
+        "--set",
+        action="append",
+        default=[],
+        metavar="OPTION=VALUE",
+        help="an option of the problem, as `problems` lists them",
     )
     parser.add_argument("--levels", type=int, required=True, metavar="J", help="number of uniform refinements")
     parser.add_argument(
-        "--refinement", choices=REFINEMENTS, help="of triangles: into similar ones, or by DOLFINx's rule; default: the problem's"
+        "--refinement",
+        choices=REFINEMENTS,
+        help="of triangles: into similar ones, or by DOLFINx's rule; default: the problem's",
     )
     parser.add_argument("--formulation", choices=FORMULATIONS, default="energy", help="default: %(default)s")
 
@@ -75,7 +86,14 @@ def progress_bar(text: str, wanted: bool) -> Iterator[Callable[[int, int], None]
         yield _lines(text)
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     columns = (TextColumn(text), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
