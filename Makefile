@@ -32,7 +32,7 @@ test-serial: $(ready)
 	$(bin)/python -m pytest $(PYTEST)
 
 test-mpi: $(ready)
-	mpirun -n $(RANKS) $(bin)/python -m pytest -m "not serial" $(PYTEST)
+	mpirun -n $(RANKS) $(bin)/python -m pytest -m "not serial" -q --color=no $(PYTEST)
 
 lint: $(ready) .venv/lint
 	$(bin)/ruff check .

@@ -111,7 +111,7 @@ class FrameArrays:
             "fields": [f.name for f in self.fields],
             "record": dict(self.record),
         }
-        save_arrays(path, KIND, VERSION, self._flat(), record)
+        save_arrays(path, KIND, VERSION, self._flat(), record, compress=True)
 
     @classmethod
     def load(cls, path: str | Path) -> FrameArrays:

@@ -131,8 +131,7 @@ def _rule(d: int, degree: int) -> tuple[Floats, Floats]:
 
     if degree < 1:
         raise ValueError(f"quadrature degree is {degree}; at least 1 is needed")
-    points, weights = door.quadrature(d, degree)
-    return np.concatenate([1 - points.sum(axis=1, keepdims=True), points], axis=1), weights / weights.sum()
+    return door.barycentric_quadrature(d, degree)
 
 
 def _prolongation(arrays: FrameArrays, index: int) -> sparse.csr_array:

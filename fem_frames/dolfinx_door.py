@@ -261,6 +261,12 @@ def quadrature(d: int, degree: int) -> tuple[Floats, Floats]:
     return np.asarray(points).reshape(-1, d), np.asarray(weights)
 
 
+def barycentric_quadrature(d: int, degree: int) -> tuple[Floats, Floats]:
+    """The same scheme on any simplex: barycentric points (Q, d+1), the hats' values there, and weights (Q,), sum 1."""
+    points, weights = quadrature(d, degree)
+    return np.concatenate([1 - points.sum(axis=1, keepdims=True), points], axis=1), weights / weights.sum()
+
+
 def tabulate(d: int, points: Floats) -> tuple[Floats, Floats]:
     """P1 on the reference simplex: values (n, d+1) and derivatives (n, d+1, d) at points (n, d)."""
     cell, variant = getattr(basix.CellType, str(_NAMES[d])), basix.LagrangeVariant.gll_warped

@@ -46,8 +46,7 @@ def export_frame(
     if first < 0:
         raise ValueError("no point of the finest mesh is free; use more levels")
     regions = hierarchy.regions(problem)
-    positions, weights = door.quadrature(hierarchy.dimension, problem.quadrature_degree)
-    barycentric = np.concatenate([1 - positions.sum(axis=1, keepdims=True), positions], axis=1)
+    rule_points, rule_weights = door.barycentric_quadrature(hierarchy.dimension, problem.quadrature_degree)
     centres = hierarchy.centres()
     problem.coefficient.tabulate(centres[:, None], regions)  # unknown region tags are found here
 
@@ -72,8 +71,8 @@ def export_frame(
         volumes=volumes,
         centres=centres,
         regions=regions,
-        rule_points=barycentric,
-        rule_weights=weights / weights.sum(),
+        rule_points=rule_points,
+        rule_weights=rule_weights,
         neumann_load=neumann_load(hierarchy, problem, formulation),
         record={"problem": problem.name, "options": dict(problem.options), **door.versions()},
     )
@@ -128,12 +127,11 @@ def neumann_load(hierarchy: MeshHierarchy, problem: Problem, formulation: str) -
     if d == 1:
         np.add.at(load, facets[:, 0], problem.boundary_values(problem.neumann_value, hierarchy.points[facets[:, 0]]))
         return load
-    positions, weights = door.quadrature(d - 1, problem.quadrature_degree)
-    hats = np.concatenate([1 - positions.sum(axis=1, keepdims=True), positions], axis=1)  # (Q, d)
+    hats, weights = door.barycentric_quadrature(d - 1, problem.quadrature_degree)  # (Q, d), (Q,)
     corners = hierarchy.points[facets]  # (F, d, d)
     x = np.einsum("qn,fnd->fqd", hats, corners)
     h = problem.boundary_values(problem.neumann_value, x.reshape(-1, d)).reshape(x.shape[:2])
-    np.add.at(load, facets, np.einsum("f,q,fq,qn->fn", _areas(corners), weights / weights.sum(), h, hats))
+    np.add.at(load, facets, np.einsum("f,q,fq,qn->fn", _areas(corners), weights, h, hats))
     return load
 
 

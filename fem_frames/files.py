@@ -91,11 +91,14 @@ def lock(path: str | Path, patience: float = 60.0) -> IO[bytes]:
         path.parent.mkdir(exist_ok=True)
 
 
-def save_arrays(path: str | Path, kind: str, version: int, arrays: Mapping[str, npt.NDArray], record: Any) -> None:
-    """Writes arrays by name and a JSON record."""
+def save_arrays(
+    path: str | Path, kind: str, version: int, arrays: Mapping[str, npt.NDArray], record: Any, *, compress: bool
+) -> None:
+    """Writes arrays by name and a JSON record; compression pays for tables of indices, not for solutions."""
+    save = np.savez_compressed if compress else np.savez
     head = json.dumps({"format": kind, "version": version, "record": record})
     with written_whole(path) as file:
-        np.savez_compressed(file, head=np.array(head), **arrays)
+        save(file, head=np.array(head), **arrays)
 
 
 def load_arrays(path: str | Path, kind: str, version: int) -> tuple[dict[str, npt.NDArray], Any]:

@@ -5,7 +5,7 @@ B samples, N points of the finest mesh, K cells of this rank, Q quadrature point
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,30 @@ SOLVERS: dict[str, dict[str, Any]] = {
 }
 
 
+def energy_forms(V: Any, w: Any, a: Any, f: Any, dx: Any) -> tuple[Any, Any, Any]:
+    """(E): bilinear form, linear form, and the energy of w."""
+    u, v = ufl.TrialFunction(V), ufl.TestFunction(V)
+    bilinear = a * ufl.inner(ufl.grad(u), ufl.grad(v)) * dx
+    return bilinear, f * v * dx, (0.5 * a * ufl.inner(ufl.grad(w), ufl.grad(w)) - f * w) * dx
+
+
+def least_squares_forms(V: Any, w: Any, a: Any, f: Any, dx: Any) -> tuple[Any, Any, Any]:
+    """(LS) in 1D: bilinear form, linear form, and the squared residual of w = (u, σ).
+
+    σ = a u', so the residual of the equation is σ' + f; the paper prints -f.
+    """
+    (u, s), (v, t) = ufl.TrialFunctions(V), ufl.TestFunctions(V)
+    bilinear = (s.dx(0) * t.dx(0) + (s / a - u.dx(0)) * (t / a - v.dx(0))) * dx
+    w_u, w_s = ufl.split(w)
+    return bilinear, -f * t.dx(0) * dx, ((w_s.dx(0) + f) ** 2 + (w_s / a - w_u.dx(0)) ** 2) * dx
+
+
+FORMS: dict[str, tuple[tuple[str, ...], Callable[..., tuple[Any, Any, Any]]]] = {
+    "energy": (("P",), energy_forms),
+    "least-squares": (("P", "P"), least_squares_forms),
+}
+
+
 @dataclass(frozen=True, eq=False)
 class ReferenceSolutions:
     """Finite element solutions for a batch of parameters: nodal values at all points of the finest mesh."""
@@ -48,7 +72,7 @@ class ReferenceSolutions:
     def save(self, path: str | Path) -> None:
         """Writes one .npz file, whole or not at all."""
         arrays = {"y": self.y, "loss": self.loss, **{f"field.{name}": values for name, values in self.fields.items()}}
-        save_arrays(path, KIND, VERSION, arrays, dict(self.record))
+        save_arrays(path, KIND, VERSION, arrays, dict(self.record), compress=False)
 
     @classmethod
     def load(cls, path: str | Path) -> ReferenceSolutions:
@@ -117,9 +141,7 @@ class ReferenceSolver:
 
         self._data = on_root(comm, describe)
         self.mesh = door.create(arrays[0], arrays[1], comm)
-        d = self.mesh.topology.dim
-        rule, _ = door.quadrature(d, problem.quadrature_degree)
-        hats = np.concatenate([1 - rule.sum(axis=1, keepdims=True), rule], axis=1)
+        hats, _ = door.barycentric_quadrature(self.mesh.topology.dim, problem.quadrature_degree)
         corners = door.coordinates(self.mesh)[door.nodes(self.mesh)]
         self._points = np.einsum("qn,knd->kqd", hats, corners)  # (K, Q, d)
         regions = self._data.regions[door.input_cells(self.mesh)]
@@ -130,27 +152,12 @@ class ReferenceSolver:
         at_points = door.quadrature_space(mesh, degree)
         self._point_dofs = door.dofs(at_points)
         self._a, self._f = fem.Function(at_points), fem.Function(at_points)
-        a, f = self._a, self._f
+        families, forms = FORMS[self.formulation]
+        V = self.space = door.space(mesh, *families)
+        self.solution = fem.Function(V)
         dx = ufl.Measure("dx", domain=mesh, metadata={"quadrature_degree": degree})
-        if self.formulation == "energy":
-            V = self.space = door.space(mesh, "P")
-            parts = [V]
-            u, v = ufl.TrialFunction(V), ufl.TestFunction(V)
-            self.solution = fem.Function(V)
-            bilinear = a * ufl.inner(ufl.grad(u), ufl.grad(v)) * dx
-            linear = f * v * dx
-            w = self.solution
-            functional = (0.5 * a * ufl.inner(ufl.grad(w), ufl.grad(w)) - f * w) * dx
-        else:
-            V = self.space = door.space(mesh, "P", "P")
-            parts = [V.sub(0), V.sub(1)]
-            (u, s), (v, t) = ufl.TrialFunctions(V), ufl.TestFunctions(V)
-            self.solution = fem.Function(V)
-            # σ = a u', so the residual of the equation is σ' + f (the paper prints -f)
-            bilinear = (s.dx(0) * t.dx(0) + (s / a - u.dx(0)) * (t / a - v.dx(0))) * dx
-            linear = -f * t.dx(0) * dx
-            w_u, w_s = ufl.split(self.solution)
-            functional = ((w_s.dx(0) + f) ** 2 + (w_s / a - w_u.dx(0)) ** 2) * dx
+        bilinear, linear, functional = forms(V, self.solution, self._a, self._f, dx)
+        parts = [V] if len(families) == 1 else [V.sub(i) for i in range(len(families))]
         self._bilinear, self._linear, self._functional = (door.compile_form(x) for x in (bilinear, linear, functional))
         self._fields = [
             (name, fixed, lift, *door.node_dofs(part, V))

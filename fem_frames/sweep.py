@@ -182,12 +182,13 @@ def _solver(sweep: Sweep, comm: MPI.Comm) -> ReferenceSolver:
 
 def _hold(out: Path, parts: Path, plan: dict[str, Any], force: bool) -> IO[bytes] | None:
     """Makes the folder of shards ready and holds it against other runs; None if `out` is complete already."""
-    if not force and _is_complete(out, plan):
+    if not force and _is_complete(out, plan) and not parts.exists():
         return None
     check_writable(out)
     parts.mkdir(exist_ok=True)
     held = lock(parts / "lock")
-    if not force and _is_complete(out, plan):  # by the run that held it
+    # Complete since the run that held the folder ended, or by one that was killed before it removed the folder.
+    if not force and _is_complete(out, plan):
         shutil.rmtree(parts)
         held.close()
         return None

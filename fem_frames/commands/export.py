@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,18 @@ def add(subparsers: Any) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
+    from mpi4py import MPI
+
     from fem_frames.export import export_frame
     from fem_frames.files import check_writable
-    from fem_frames.hierarchy import MeshHierarchy
+    from fem_frames.hierarchy import MeshHierarchy, coarse_mesh
 
     start = time.perf_counter()
     problem = problem_of(parsed)
+    if MPI.COMM_WORLD.size > 1:  # a distributed mesh takes all ranks, what comes after it one
+        problem = replace(problem, mesh=coarse_mesh(problem.mesh))
+        if MPI.COMM_WORLD.rank > 0:
+            return
     problem.check_levels(parsed.levels)
     for place in (parsed.out, parsed.sparse):
         if place is not None and place.exists() and not parsed.force:
