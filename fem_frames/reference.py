@@ -21,7 +21,7 @@ from fem_frames import dolfinx_door as door
 from fem_frames.export import essential_data, neumann_load
 from fem_frames.files import load_arrays, save_arrays
 from fem_frames.hierarchy import MeshHierarchy, coarse_mesh
-from fem_frames.mesh import Floats, Grid, Ints, MeshArrays
+from fem_frames.mesh import Floats, Ints
 from fem_frames.parallel import on_root, together, together_in_steps
 from fem_frames.problem import Problem
 
@@ -95,6 +95,14 @@ class _Discretisation:
     load: Floats  # (N,)
 
 
+def _describe(hierarchy: MeshHierarchy | None, problem: Problem, formulation: str) -> _Discretisation:
+    assert hierarchy is not None
+    regions = hierarchy.regions(problem)
+    problem.coefficient.tabulate(hierarchy.centres()[:, None], regions)  # unknown region tags are found here
+    fixed = tuple((f.name, f.fixed[-1], f.lift) for f in essential_data(hierarchy, problem, formulation))
+    return _Discretisation(regions, fixed, neumann_load(hierarchy, problem, formulation))
+
+
 class ReferenceSolver:
     """y to the finite element solution on level `levels`, its mesh distributed over `comm`.
 
@@ -125,22 +133,15 @@ class ReferenceSolver:
 
     def _prepare(self, levels: int) -> None:
         problem, comm = self.problem, self.comm
-        coarse = problem.mesh
-        if not isinstance(coarse, Grid | MeshArrays | str | Path):
-            coarse = coarse_mesh(coarse)  # collective where the mesh is distributed
-        arrays: list[npt.NDArray] = [np.zeros((0, 1)), np.zeros((0, 2), np.int64)]
-
-        def describe() -> _Discretisation:
-            hierarchy = MeshHierarchy.refine(coarse_mesh(coarse), levels, problem.refinement)
-            arrays[:] = hierarchy.points, hierarchy.finest.cells
-            data = essential_data(hierarchy, problem, self.formulation)
-            fixed = tuple((f.name, f.fixed[-1], f.lift) for f in data)
-            regions = hierarchy.regions(problem)
-            problem.coefficient.tabulate(hierarchy.centres()[:, None], regions)
-            return _Discretisation(regions, fixed, neumann_load(hierarchy, problem, self.formulation))
-
-        self._data = on_root(comm, describe)
-        self.mesh = door.create(arrays[0], arrays[1], comm)
+        coarse = coarse_mesh(problem.mesh)  # on all ranks: the mesh may be distributed
+        hierarchy = together(
+            comm, lambda: None if comm.rank else MeshHierarchy.refine(coarse, levels, problem.refinement)
+        )
+        self._data = on_root(comm, lambda: _describe(hierarchy, problem, self.formulation))
+        points, cells = np.zeros((0, 1)), np.zeros((0, 2), np.int64)
+        if hierarchy is not None:
+            points, cells = hierarchy.points, hierarchy.finest.cells
+        self.mesh = door.create(points, cells, comm)
         hats, _ = door.barycentric_quadrature(self.mesh.topology.dim, problem.quadrature_degree)
         corners = door.coordinates(self.mesh)[door.nodes(self.mesh)]
         self._points = np.einsum("qn,knd->kqd", hats, corners)  # (K, Q, d)
