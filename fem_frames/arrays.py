@@ -98,10 +98,6 @@ class FrameArrays:
         """Number of points of levels[index]."""
         return len(self.points) - sum(len(level.ends) for level in self.levels[index + 1 :])
 
-    def rule_positions(self) -> Floats:
-        """(K, Q, d) quadrature points of the finest cells."""
-        return np.einsum("qn,knd->kqd", self.rule_points, self.points[self.levels[-1].cells])
-
     def save(self, path: str | Path) -> None:
         """Writes one .npz file, whole or not at all."""
         record = {

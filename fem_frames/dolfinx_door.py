@@ -146,21 +146,22 @@ def arrays_of(mesh: dmesh.Mesh, cell_tags: Any = None, facet_tags: Any = None) -
         own = cell_tags.indices < len(cells)
         regions[cell_tags.indices[own]] = cell_tags.values[own]
     facets, tags = _tagged_facets(mesh, facet_tags) if facet_tags is not None else (np.zeros((0, d), np.int64), [])
-    parts = comm.allgather((x[cells], regions, x[facets], np.asarray(tags, np.int64)))
-    corners, regions, facet_corners, tags = (np.concatenate([part[i] for part in parts]) for i in range(4))
-    # Equal points of different ranks differ by nothing; those of different releases by rounding at most.
-    scale = np.abs(corners).max(initial=1e-300)
-    key = np.round(np.concatenate([corners.reshape(-1, d), facet_corners.reshape(-1, d)]) / scale, 11) + 0.0
-    _, first, number = np.unique(key, axis=0, return_index=True, return_inverse=True)
-    number = number.reshape(-1)
-    points = np.concatenate([corners.reshape(-1, d), facet_corners.reshape(-1, d)])[first]
-    gathered = np.sort(number[: corners.size // d].reshape(-1, d + 1), axis=1)
+    number = mesh.geometry.index_map().local_to_global(np.arange(len(x), dtype=np.int32))
+    parts = comm.allgather((number, x, number[cells], regions, number[facets], np.asarray(tags, np.int64)))
+    numbers, x, cells, regions, facets, tags = (np.concatenate([part[i] for part in parts]) for i in range(6))
+    numbers, first = np.unique(numbers, return_index=True)
+    # Coordinates that different releases compute differ by rounding.
+    points = x[first]
+    order = np.lexsort(np.round(points / np.abs(points).max(initial=1e-300), 11).T[::-1] + 0.0)
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    points, gathered = points[order], np.sort(place[np.searchsorted(numbers, cells)], axis=1)
     order = np.lexsort(gathered.T[::-1])
     return MeshArrays(
         points=points,
         cells=orient(points, gathered[order]),
         regions=regions[order],
-        facets=number[corners.size // d :].reshape(-1, d),
+        facets=place[np.searchsorted(numbers, facets)].reshape(-1, d),
         facet_tags=tags,
     )
 
@@ -220,7 +221,7 @@ def input_nodes(mesh: dmesh.Mesh) -> Ints:
 
 @_quietly
 def space(mesh: dmesh.Mesh, *families: str) -> fem.FunctionSpace:
-    """Lowest order space of a family, "P" or "RT", or the mixed space of several."""
+    """Space of lowest order of a family, such as "P", or the mixed space of several."""
     make, cell = (ufl.FiniteElement, mesh.ufl_cell()) if _OLD else (basix.ufl.element, _NAMES[mesh.topology.dim])
     elements = [make(family, cell, 1) for family in families]
     if len(elements) > 1:

@@ -37,6 +37,7 @@ def export_frame(
     `first_level` is by default the problem's; levels without any free dof are left out.
     See "Multilevel frames" in the paper.
     """
+    hierarchy.check_problem(problem)
     data = essential_data(hierarchy, problem, formulation)
     first = problem.first_level if first_level is None else first_level
     finest = len(hierarchy.levels) - 1
@@ -48,7 +49,7 @@ def export_frame(
     regions = hierarchy.regions(problem)
     rule_points, rule_weights = door.barycentric_quadrature(hierarchy.dimension, problem.quadrature_degree)
     centres = hierarchy.centres()
-    problem.coefficient.tabulate(centres[:, None], regions)  # unknown region tags are found here
+    problem.tabulate(centres[:, None], regions)  # what does not fit, unknown region tags too, is found here
 
     levels, norms = [], []
     for j in range(first, finest + 1):

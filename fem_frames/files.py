@@ -20,54 +20,59 @@ import numpy.typing as npt
 @contextlib.contextmanager
 def written_whole(path: str | Path) -> Iterator[IO[bytes]]:
     """A file to write to that takes the place of `path` only when it is complete and on the disk."""
-    path = Path(path)
-    part = _part(path)
-    try:
-        with _named(path):
+    with _named(path):
+        target, part = _target(path)
+        try:
             with part.open("wb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            part.replace(path)
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
+            part.replace(target)
+        finally:
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
 
 
 def check_writable(path: str | Path) -> None:
     """A ValueError now, rather than after hours of work, if `path` cannot be written."""
-    path = Path(path)
     with _named(path):
-        part = _part(path)
+        _, part = _target(path)
         part.open("wb").close()
         part.unlink()
 
 
-def _part(path: Path) -> Path:
-    if path.is_dir():
+def _target(path: str | Path) -> tuple[Path, Path]:
+    """The file that `path` stands for, links followed, and the name of its part while it is written."""
+    target = Path(path).resolve()
+    if target.is_dir():
         raise ValueError(f"cannot write {path}: it is a folder; give the name of a file in it")
-    return path.with_name(f".{path.name}.{os.getpid()}.part")
+    if target.exists() and not target.is_file():
+        raise ValueError(f"cannot write {path}: it is a device or the like, no ordinary file")
+    return target, target.with_name(f".{target.name}.{os.getpid()}.part")
 
 
 @contextlib.contextmanager
-def _named(path: Path) -> Iterator[None]:
+def _named(path: str | Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ValueError(
-            f"cannot write {path}: {error.strerror or error}; is there room, and may you write there?"
-        ) from error
+        why = error.strerror or error
+        raise ValueError(f"cannot write {path}: {why}; is there room, and may you write there?") from error
 
 
 def lock(path: str | Path, patience: float = 60.0) -> IO[bytes]:
     """Holds `path` against other processes until the returned file is closed or this process ends.
 
-    Waits while another one holds it, at most `patience` seconds; then a ValueError.
+    Makes its folder if need be. Waits while another process holds it, at most `patience` seconds; then a ValueError.
     """
     path = Path(path)
     until, told = time.monotonic() + patience, False
     while True:
-        file = path.open("ab")
+        path.parent.mkdir(exist_ok=True)
+        try:
+            file = path.open("ab")
+        except FileNotFoundError:  # the folder was removed a moment ago, by the run that held it
+            continue
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -80,7 +85,6 @@ def lock(path: str | Path, patience: float = 60.0) -> IO[bytes]:
                 )
                 told = True
             time.sleep(0.2)
-            path.parent.mkdir(exist_ok=True)
             continue
         except OSError:  # a file system without locks
             return file
@@ -88,7 +92,6 @@ def lock(path: str | Path, patience: float = 60.0) -> IO[bytes]:
         if path.exists() and os.fstat(file.fileno()).st_ino == path.stat().st_ino:
             return file
         file.close()
-        path.parent.mkdir(exist_ok=True)
 
 
 def save_arrays(

@@ -9,7 +9,7 @@ N points, K cells, F boundary facets, d dimension, J the finest level.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,9 @@ from mpi4py import MPI
 
 from fem_frames import dolfinx_door as door
 from fem_frames.mesh import Floats, Grid, Ints, MeshArrays, boundary_facets, read_gmsh, row_keys
-from fem_frames.problem import Problem
+from fem_frames.problem import REFINEMENTS, Problem
+
+CELL_LIMIT = 2**28  # of the finest mesh, which has to fit into memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,19 +45,28 @@ class MeshHierarchy:
     levels: tuple[Level, ...]
     coarse_regions: Ints  # (K of level 0,)
     coarse_facet_tags: Ints  # (F of level 0,), -1 where the mesh gave none
+    source: Any = None
+    """`Problem.mesh` that it comes from."""
 
     @classmethod
     def from_problem(cls, problem: Problem, levels: int) -> MeshHierarchy:
         """The hierarchy of a problem's mesh; on every rank the same."""
-        return cls.refine(coarse_mesh(problem.mesh), problem.check_levels(levels), problem.refinement)
+        levels = problem.check_levels(levels)
+        return replace(cls.refine(coarse_mesh(problem.mesh), levels, problem.refinement), source=problem.mesh)
 
     @classmethod
     def refine(cls, coarse: MeshArrays, levels: int, refinement: str = "red") -> MeshHierarchy:
         """The hierarchy of `levels` uniform refinements of a coarse mesh, on this rank alone."""
+        if levels < 0:
+            raise ValueError(f"levels is {levels}; a number of refinements of at least 0 is expected")
+        if refinement not in REFINEMENTS:
+            raise ValueError(f"refinement is {refinement!r}; choose from {', '.join(REFINEMENTS)}")
+        if len(coarse.cells) * 2 ** (coarse.dimension * levels) > CELL_LIMIT:
+            raise ValueError(f"levels = {levels} would make more than {CELL_LIMIT:.1e} cells; use fewer levels")
         halve = door.refine_red if refinement == "red" and coarse.dimension < 3 else door.refine
         mesh = door.create(coarse.points, coarse.cells, MPI.COMM_SELF)
         cell_number = door.input_cells(mesh)
-        facets, _ = boundary_facets(coarse.cells, len(coarse.points))
+        facets = boundary_facets(coarse.cells)
         meshes = [Level(np.sort(coarse.cells, axis=1), np.zeros((0, 2), np.int64), facets, np.arange(len(facets)))]
         points = np.array(coarse.points)
         for _ in range(levels):
@@ -90,7 +101,21 @@ class MeshHierarchy:
             raise ValueError(
                 f"regions gave tags of shape {tags.shape} for {len(self.finest.cells)} cells; give one a cell"
             )
+        if not np.array_equal(tags, tags.astype(np.int64)):
+            raise ValueError("regions gave tags that are not whole numbers")
         return tags.astype(np.int64)
+
+    def check_problem(self, problem: Problem) -> None:
+        """A ValueError if this is the hierarchy of another problem's mesh."""
+        mine, other = self.source, problem.mesh
+        if mine is None or mine is other:
+            return
+        if isinstance(mine, MeshArrays) and isinstance(other, MeshArrays):
+            same = np.array_equal(mine.points, other.points) and np.array_equal(mine.cells, other.cells)
+        else:
+            same = type(mine) is type(other) and bool(mine == other)
+        if not same:
+            raise ValueError(f"the hierarchy is not of the mesh of {problem.name}; use MeshHierarchy.from_problem")
 
     def dirichlet_facets(self, problem: Problem) -> np.ndarray:
         """(F of level 0,) whether u is given on a boundary facet of the coarse mesh."""
@@ -99,16 +124,19 @@ class MeshHierarchy:
             return np.ones(len(facets), bool)
         if callable(problem.dirichlet):
             return self._facets_where(problem.dirichlet)
-        unknown = sorted(set(problem.dirichlet) - set(self.coarse_facet_tags.tolist()))
+        known = sorted(set(self.coarse_facet_tags.tolist()) - {-1})
+        unknown = sorted(set(problem.dirichlet) - set(known))
         if unknown:
-            known = sorted(set(self.coarse_facet_tags.tolist()) - {-1})
             raise ValueError(f"no boundary facet carries the tag {unknown[0]}; the mesh has {known or 'no facet tags'}")
         return np.isin(self.coarse_facet_tags, problem.dirichlet)
 
     def _facets_where(self, indicator: Any) -> np.ndarray:
         corners = self.points[self.levels[0].facets]  # (F, d, d)
         probes = np.concatenate([corners, corners.mean(axis=1, keepdims=True)], axis=1)  # (F, d+1, d)
-        inside = np.asarray(indicator(probes.reshape(-1, self.dimension)), bool).reshape(probes.shape[:2])
+        told = np.asarray(indicator(probes.reshape(-1, self.dimension)), bool)
+        if told.shape != (probes.shape[0] * probes.shape[1],):
+            raise ValueError(f"dirichlet gave values of shape {told.shape} for x (n, d); give one a point (n,)")
+        inside = told.reshape(probes.shape[:2])
         middle = inside[:, -1]
         cut = np.flatnonzero(middle & ~inside.all(axis=1))
         if len(cut):
@@ -119,11 +147,27 @@ class MeshHierarchy:
             )
         return middle
 
+    def _check_components(self, facets: Ints) -> None:
+        """Every connected part of the domain has one of these facets."""
+        from scipy import sparse
+
+        cells, count = self.levels[0].cells, self.levels[0].point_count
+        ends = (np.repeat(cells[:, 0], cells.shape[1]), cells.ravel())
+        graph = sparse.coo_matrix((np.ones(cells.size), ends), shape=(count, count))
+        parts, part = sparse.csgraph.connected_components(graph, directed=False)
+        missed = np.setdiff1d(np.arange(parts), part[facets])
+        if len(missed):
+            where = self.points[np.flatnonzero(part == missed[0])[0]].tolist()
+            raise ValueError(
+                f"u is given nowhere on the part of the domain at {where}: make some of its boundary Dirichlet"
+            )
+
     def fixed_points(self, problem: Problem) -> tuple[np.ndarray, ...]:
         """For every level (N,) whether u is given at a point."""
         on_part = self.dirichlet_facets(problem)
         if not on_part.any():
             raise ValueError("u is given nowhere on the boundary, so it is not unique: make a part of it Dirichlet")
+        self._check_components(self.levels[0].facets[on_part])
         fixed = []
         for level in self.levels:
             mask = np.zeros(level.point_count, bool)
@@ -141,8 +185,8 @@ def coarse_mesh(source: Any) -> MeshArrays:
     if isinstance(source, str | Path):
         return read_gmsh(source)
     parts = source if isinstance(source, tuple | list) else (source,)
-    if len(parts) <= 3 and door.is_mesh(parts[0]):
-        return door.arrays_of(*parts)
+    if parts and door.is_mesh(parts[0]):
+        return door.arrays_of(*parts[:3])  # newer readers of gmsh files give more than mesh and tags
     raise ValueError(
         f"a mesh cannot be made from {type(source).__name__}: give a Grid, MeshArrays, the path of a gmsh file, "
         "a DOLFINx mesh, or DOLFINx's (mesh, cell tags, facet tags)"
@@ -180,7 +224,7 @@ def _renumber(coarse: Level, points: Floats, fine: Any, parent: Ints) -> tuple[L
     cell_number[position] = np.arange(len(cells))
     all_points = np.concatenate([points, points[ends].mean(axis=1)])
     cells = cells[position]
-    facets, _ = boundary_facets(cells, len(all_points))
+    facets = boundary_facets(cells)
     level = Level(cells, ends, facets, _facet_origin(coarse, facets, ends, count))
     return level, all_points, cell_number
 
@@ -191,7 +235,10 @@ def _facet_origin(coarse: Level, facets: Ints, ends: Ints, count: int) -> Ints:
     both = np.sort(both.reshape(len(facets), -1), axis=1)
     first = np.concatenate([np.ones((len(both), 1), bool), both[:, 1:] != both[:, :-1]], axis=1)
     parent_facet = both[first].reshape(len(facets), -1)  # its corners: d of them
-    keys, wanted = row_keys(coarse.facets, count), row_keys(parent_facet, count)
+    # Boundary points are numbered among themselves: a number for each facet then fits into 64 bits.
+    outer = np.unique(coarse.facets)
+    keys = row_keys(np.searchsorted(outer, coarse.facets), len(outer))
+    wanted = row_keys(np.searchsorted(outer, parent_facet), len(outer))
     order = np.argsort(keys)
     found = order[np.searchsorted(keys, wanted, sorter=order)]
     assert (keys[found] == wanted).all(), "a boundary facet lies in no boundary facet of its parent"

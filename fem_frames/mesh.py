@@ -1,10 +1,12 @@
-"""Coarse meshes of simplices: DOLFINx's grids by description, arrays, gmsh files. Needs NumPy only.
+"""Coarse meshes of simplices: DOLFINx's grids by description, arrays, gmsh files. No DOLFINx here.
 
 K cells, N points, F facets, d dimension.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,14 +32,17 @@ class Grid:
     """Corner with the largest coordinates; (1, …, 1) when empty."""
 
     def __post_init__(self) -> None:
-        d = len(self.shape)
-        if d not in _CELL_NAMES or any(n < 1 for n in self.shape):
-            raise ValueError(f"Grid shape {self.shape}: one to three positive numbers of cells are expected")
-        object.__setattr__(self, "lower", self.lower or (0.0,) * d)
-        object.__setattr__(self, "upper", self.upper or (1.0,) * d)
+        shape = np.atleast_1d(np.asarray(self.shape))
+        whole = shape.ndim == 1 and np.issubdtype(shape.dtype, np.integer)
+        if not whole or len(shape) not in _CELL_NAMES or (shape < 1).any():
+            raise ValueError(f"Grid shape {self.shape}: one to three positive whole numbers of cells are expected")
+        d = len(shape)
+        object.__setattr__(self, "shape", tuple(int(n) for n in shape))
+        object.__setattr__(self, "lower", as_tuple(self.lower) or (0.0,) * d)
+        object.__setattr__(self, "upper", as_tuple(self.upper) or (1.0,) * d)
         if len(self.lower) != d or len(self.upper) != d:
             raise ValueError(f"Grid corners {self.lower} and {self.upper} do not have {d} coordinates each")
-        if any(high <= low for low, high in zip(self.lower, self.upper, strict=True)):
+        if not all(-np.inf < low < high < np.inf for low, high in zip(self.lower, self.upper, strict=True)):
             raise ValueError(f"Grid from {self.lower} to {self.upper} is empty: lower must be below upper")
 
 
@@ -73,11 +78,17 @@ class MeshArrays:
             regions = np.zeros(len(cells), np.int64)
         if len(regions) != len(cells):
             raise ValueError(f"{len(regions)} region tags were given for {len(cells)} cells; give one a cell")
-        facets = np.asarray(self.facets, np.int64).reshape(-1, d)
+        facets = _array(self.facets, np.int64, "facets", 2)
+        if len(facets) and facets.shape[1] != d:
+            raise ValueError(f"facets have {facets.shape[1]} points each; in dimension {d} they have {d}")
+        facets = facets.reshape(-1, d)
         tags = _array(self.facet_tags, np.int64, "facet_tags", 1)
         if len(tags) != len(facets):
             raise ValueError(f"{len(tags)} facet tags were given for {len(facets)} facets; give one a facet")
         _check_references(facets, len(points), "facet")
+        unused = np.setdiff1d(np.arange(len(points)), cells)
+        if len(unused):
+            raise ValueError(f"point {unused[0]} belongs to no cell ({len(unused)} such points): remove it")
         _check_geometry(points, cells)
         for name, value in zip(
             ("points", "cells", "regions", "facets", "facet_tags"), (points, cells, regions, facets, tags), strict=True
@@ -114,6 +125,8 @@ def facets_of(cells: Ints) -> Ints:
 
 def row_keys(rows: Ints, bound: int) -> Ints:
     """(n,) one number for each row of non-negative numbers below `bound`, whatever their order in the row."""
+    if bound ** rows.shape[-1] >= 2**63:
+        raise ValueError(f"{bound} points are too many to tell rows of {rows.shape[-1]} apart by one number")
     rows = np.sort(rows, axis=-1)
     key = rows[..., 0].copy()
     for i in range(1, rows.shape[-1]):
@@ -121,12 +134,13 @@ def row_keys(rows: Ints, bound: int) -> Ints:
     return key
 
 
-def boundary_facets(cells: Ints, point_count: int) -> tuple[Ints, Ints]:
-    """(F, d) facets that belong to one cell only, vertices ascending, and (F,) the cell of each."""
+def boundary_facets(cells: Ints) -> Ints:
+    """(F, d) facets that belong to one cell only, vertices ascending, in the order of their cells."""
     facets = np.sort(facets_of(cells), axis=-1).reshape(-1, cells.shape[1] - 1)
-    _, first, count = np.unique(row_keys(facets, point_count), return_index=True, return_counts=True)
-    outer = np.sort(first[count == 1])
-    return facets[outer], outer // cells.shape[1]
+    order = np.lexsort(facets.T[::-1])
+    change = (facets[order[1:]] != facets[order[:-1]]).any(axis=1)
+    alone = np.concatenate([[True], change]) & np.concatenate([change, [True]])
+    return facets[np.sort(order[alone])]
 
 
 def read_gmsh(path: str | Path) -> MeshArrays:
@@ -136,12 +150,14 @@ def read_gmsh(path: str | Path) -> MeshArrays:
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"there is no mesh file {path}")
+    complaint = io.StringIO()
     try:
-        content = meshio.read(path, file_format="gmsh")
+        with contextlib.redirect_stdout(complaint), contextlib.redirect_stderr(complaint):
+            content = meshio.read(path, file_format="gmsh")
     # meshio ends some malformed files by sys.exit, and raises its own and many other errors for the rest.
     except (Exception, SystemExit) as error:
         raise ValueError(
-            f"{path} cannot be read as a gmsh mesh ({error}); save it by gmsh as .msh 2.2 or 4.1"
+            f"{path} cannot be read as a gmsh mesh; save it by gmsh as .msh 2.2 or 4.1, everything in physical groups"
         ) from error
     kinds = ("line", "triangle", "tetra")
     present = [d for d, kind in enumerate(kinds, start=1) if kind in content.cells_dict]
@@ -209,6 +225,7 @@ def _check_geometry(points: Floats, cells: Ints) -> None:
             "or pass fem_frames.mesh.orient(points, cells)"
         )
     _check_facets(points, cells)
+    _check_hanging(points, cells)
 
 
 def _check_facets(points: Floats, cells: Ints) -> None:
@@ -230,6 +247,41 @@ def _check_facets(points: Floats, cells: Ints) -> None:
             f"cells {pair[0]} and {pair[1]} lie on the same side of their common facet and overlap: "
             "the mesh is folded there; move its points"
         )
+
+
+def _check_hanging(points: Floats, cells: Ints) -> None:
+    """No vertex lies on a boundary facet of a cell that does not have it."""
+    if points.shape[1] == 1:
+        return
+    facets = boundary_facets(cells)
+    corners, vertices = points[facets], np.unique(facets)  # (F, d, d)
+    centre = corners.mean(axis=1)
+    radius = np.linalg.norm(corners - centre[:, None], axis=-1).max(axis=1)
+    near = _points_near(points[vertices], centre, radius)
+    facet = np.repeat(np.arange(len(facets)), [len(found) for found in near])
+    vertex = vertices[np.concatenate(near)]
+    # Barycentric coordinates of the nearest point in the facet's plane, and the distance from it.
+    edges = np.swapaxes(corners[facet, 1:] - corners[facet, :1], 1, 2)  # (n, d, d-1)
+    offset = points[vertex] - corners[facet, 0]
+    local = np.einsum("nij,nj->ni", np.linalg.pinv(edges), offset)
+    distance = np.linalg.norm(np.einsum("nij,nj->ni", edges, local) - offset, axis=-1)
+    barycentric = np.concatenate([1 - local.sum(axis=1, keepdims=True), local], axis=1)
+    on_facet = (distance < 1e-9 * radius[facet]) & (barycentric > -1e-9).all(axis=1)
+    hanging = np.flatnonzero(on_facet & (barycentric.max(axis=1) < 1 - 1e-9))
+    if len(hanging):
+        raise ValueError(
+            f"point {vertex[hanging[0]]} lies on the facet {facets[facet[hanging[0]]].tolist()} without being a vertex "
+            "of it: a hanging node; split the cell that has the facet"
+        )
+
+
+def _points_near(points: Floats, centres: Floats, radii: Floats) -> list[Ints]:
+    """For every ball the numbers of the points in it."""
+    try:
+        from scipy.spatial import cKDTree
+    except ImportError:  # where there is no DOLFINx, meshes are small
+        return [np.flatnonzero(np.linalg.norm(points - c, axis=1) <= r) for c, r in zip(centres, radii, strict=True)]
+    return [np.asarray(found, np.int64) for found in cKDTree(points).query_ball_point(centres, radii)]
 
 
 def as_tuple(values: Sequence[float] | npt.ArrayLike) -> tuple[float, ...]:

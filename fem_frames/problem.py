@@ -49,6 +49,8 @@ class Uniform:
             raise ValueError(f"a box needs as many lower as upper bounds, not {len(self.lower)} and {len(self.upper)}")
         if not all(low < high for low, high in zip(self.lower, self.upper, strict=True)):
             raise ValueError(f"the box from {self.lower} to {self.upper} is empty: lower must be below upper")
+        if not np.isfinite([*self.lower, *self.upper]).all():
+            raise ValueError(f"the box from {self.lower} to {self.upper} is not bounded")
 
     @property
     def dimension(self) -> int:
@@ -74,6 +76,9 @@ class Gaussian:
     """Independent standard normal parameters."""
 
     dimension: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dimension", whole_number(self.dimension, "the number of normal parameters"))
 
     def sample(self, count: int, seed: int) -> Floats:
         """(count, p) random parameters; fewer of the same seed are the first of more."""
@@ -108,6 +113,13 @@ class ByRegion:
     """Region tag to index of the parameter that is the value there."""
     fixed: Mapping[int, float] = field(default_factory=dict)
     """Region tag to a value that does not depend on y."""
+
+    def __post_init__(self) -> None:
+        both = sorted(set(self.parameter) & set(self.fixed))
+        if both:
+            raise ValueError(f"region {both[0]} has both a parameter and a fixed value; give it one of them")
+        for tag, index in self.parameter.items():
+            whole_number(index, f"the parameter of region {tag}", least=0)
 
     @classmethod
     def each(cls, count: int) -> ByRegion:
@@ -144,11 +156,16 @@ class Affine:
     """Function of x (…, d) with values (…, p)."""
 
     def tabulate(self, points: Floats, regions: Ints) -> tuple[npt.NDArray, ...]:
-        mean = self.mean(points) if callable(self.mean) else self.mean
-        return np.broadcast_to(np.asarray(mean, np.float64), points.shape[:2]).copy(), np.asarray(self.modes(points))
+        mean = _spread(self.mean(points) if callable(self.mean) else self.mean, points.shape[:2], "the mean")
+        modes = np.asarray(self.modes(points), np.float64)
+        if modes.ndim != 3 or modes.shape[:2] != points.shape[:2]:
+            raise ValueError(f"modes have shape {modes.shape} at points of shape {points.shape}; (K, Q, p) is expected")
+        return mean.copy(), modes
 
     def evaluate(self, tables: tuple[Array, ...], y: Array) -> Array:
         mean, modes = tables  # (K, Q), (K, Q, p)
+        if modes.shape[-1] != y.shape[-1]:
+            raise ValueError(f"there are {modes.shape[-1]} modes for p = {y.shape[-1]} parameters; give one for each")
         return mean + namespace(y).einsum("bp,kqp->bkq", y, modes)
 
 
@@ -212,22 +229,37 @@ class Problem:
     def __post_init__(self) -> None:
         if isinstance(self.dirichlet, str) and self.dirichlet != "all":
             raise ValueError(f"dirichlet is {self.dirichlet!r}; give 'all', facet tags, or a function of x")
+        if not (isinstance(self.dirichlet, str | tuple | list) or callable(self.dirichlet)):
+            raise ValueError(f"dirichlet is {self.dirichlet!r}; give 'all', facet tags, or a function of x")
+        if not (hasattr(self.coefficient, "tabulate") and hasattr(self.coefficient, "evaluate")):
+            raise ValueError(
+                "the coefficient must be a ByRegion, Affine, ExpAffine or Pointwise; wrap a function: Pointwise(f)"
+            )
+        if not isinstance(self.parameters, Uniform | Gaussian):
+            raise ValueError("parameters must be a Uniform box or Gaussian")
+        if isinstance(self.coefficient, ByRegion):
+            highest = max(self.coefficient.parameter.values(), default=-1)
+            if highest >= self.parameters.dimension:
+                raise ValueError(
+                    f"the coefficient uses parameter {highest}, but there are p = {self.parameters.dimension}"
+                )
         if self.refinement not in REFINEMENTS:
             raise ValueError(f"refinement is {self.refinement!r}; choose from {', '.join(REFINEMENTS)}")
-        if self.quadrature_degree < 2:
-            raise ValueError(f"quadrature_degree is {self.quadrature_degree}; squares of P1 functions need at least 2")
+        for name, least in (("quadrature_degree", 2), ("first_level", 0), ("resolved_from", 0)):
+            object.__setattr__(self, name, whole_number(getattr(self, name), name, least))
+        if self.quadrature_degree > 30:
+            raise ValueError(f"quadrature_degree is {self.quadrature_degree}; basix has schemes up to 30")
 
     def check_levels(self, levels: int) -> int:
         """The number of refinements, or a ValueError that says what is wrong with it."""
-        if isinstance(levels, bool) or not isinstance(levels, int | np.integer):
-            raise ValueError(f"levels is {levels!r}; a whole number of refinements is expected")
+        levels = whole_number(levels, "levels", least=None)
         least = max(1, self.first_level, self.resolved_from)
         if levels < least:
             why = "" if least == 1 else f", because the regions or the first level of {self.name} need them"
             raise ValueError(
                 f"levels = {levels}: at least {least} refinement{'s are' if least > 1 else ' is'} needed{why}"
             )
-        return int(levels)
+        return levels
 
     def check_parameters(self, y: npt.ArrayLike) -> Floats:
         """y as (B, p) in float64, or a ValueError that says what is wrong with it."""
@@ -242,6 +274,8 @@ class Problem:
             raise ValueError(
                 f"y has shape {np.shape(y)}, but {self.name} has p = {p} parameters: pass (B, {p}) or ({p},)"
             )
+        if len(checked) == 0:
+            raise ValueError("y is empty: pass at least one sample")
         if not np.isfinite(checked).all():
             raise ValueError(f"y of sample {int(np.argwhere(~np.isfinite(checked))[0, 0])} is not finite")
         outside = np.flatnonzero(self.parameters.outside(checked))
@@ -251,6 +285,17 @@ class Problem:
                 f"y of sample {outside[0]} = ({values}) is outside the parameters {self.parameters} of {self.name}"
             )
         return checked
+
+    def tabulate(self, points: Floats, regions: Ints) -> tuple[npt.NDArray, ...]:
+        """The coefficient's tables at points (K, Q, d); tried for two y, so that what does not fit is found now."""
+        y = self.parameters.sample(2, 0)
+        # As many points in a cell as no other number here: a function that mixes up its axes does not fit.
+        count = 3 + self.parameters.dimension
+        trial = np.resize(points[:2].reshape(-1, points.shape[-1]), (2, count, points.shape[-1]))
+        tables = self.coefficient.tabulate(trial, np.resize(regions, 2))
+        _spread(self.coefficient.evaluate(tables, y), (2, 2, count), "the coefficient a")
+        self.source_values(y, trial)
+        return self.coefficient.tabulate(points, regions)
 
     def coefficient_values(self, tables: tuple[npt.NDArray, ...], y: Floats, points: Floats) -> Floats:
         """(B, K, Q) values of a_y, checked to be finite and positive."""
@@ -283,8 +328,26 @@ class Problem:
         return values
 
 
+def whole_number(value: Any, name: str, least: int | None = 1) -> int:
+    """The value as int, or a ValueError that names it."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or (least is not None and value < least):
+        bound = "" if least is None else f" of at least {least}"
+        raise ValueError(f"{name} is {value!r}; a whole number{bound} is expected")
+    return int(value)
+
+
 def _spread(values: Array, shape: tuple[int, ...], what: str) -> Floats:
+    """A number, an array of shape[1:], or one with all axes, each of full length or 1, over the whole shape.
+
+    NumPy alone would take more, such as one value a parameter for one a point where there are as many.
+    """
     try:
-        return np.broadcast_to(np.asarray(values, np.float64), shape)
-    except ValueError as error:
-        raise ValueError(f"{what} has values of shape {np.shape(values)}, which do not fit {shape}") from error
+        array = np.asarray(values, np.float64)
+        if array.ndim not in (0, len(shape)) and array.shape != shape[1:]:
+            raise ValueError
+        return np.broadcast_to(array, shape)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{what} has values of shape {np.shape(values)}, which do not fit {shape}; "
+            "functions of x and y write x[..., i] and y[..., k]"
+        ) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fem_frames.mesh import Floats, Grid, Ints, MeshArrays
-from fem_frames.problem import Array, ByRegion, ExpAffine, Gaussian, Pointwise, Problem, Uniform
+from fem_frames.problem import Array, ByRegion, ExpAffine, Gaussian, Pointwise, Problem, Uniform, whole_number
 
 
 def quarters(low: float = 0.5, high: float = 1.5) -> Problem:
@@ -53,7 +54,7 @@ def cookies(rows: int = 2, radius: float = 0.3, low: float = 0.5, high: float = 
 
     The radius is relative to the distance of the centres. A cell belongs to a disk if its midpoint does.
     """
-    _at_least_one(rows, "rows")
+    rows = whole_number(rows, "rows")
     if not 0 < radius <= 0.5:
         raise ValueError(f"radius is {radius}; disks need 0 < radius <= 0.5, in units of the distance of centres")
 
@@ -75,7 +76,7 @@ def lognormal(terms: int = 8, scale: float = 1.0, decay: float = 2.0) -> Problem
 
     The sum runs over the `terms` smallest k ≠ 0.
     """
-    _at_least_one(terms, "terms")
+    terms = whole_number(terms, "terms")
     side = range(int(np.sqrt(terms)) + 2)
     waves = sorted(((m, n) for m in side for n in side if m + n > 0), key=lambda k: (k[0] ** 2 + k[1] ** 2, k[1]))
     k = np.array(waves[:terms], np.float64)  # (terms, 2)
@@ -115,11 +116,12 @@ def make_problem(name: str, **options: Any) -> Problem:
 
     Such a file defines `problem` (or `name`): a Problem, or a function that makes one from the options.
     """
-    path, _, attribute = name.partition(".py")
+    options = {key: value.item() if isinstance(value, np.generic) else value for key, value in options.items()}
+    file, _, attribute = name.rpartition(":") if ".py:" in name else (name, "", "problem")
     if name in PROBLEMS:
         make = PROBLEMS[name]
-    elif attribute or name.endswith(".py"):
-        made = _load(Path(path + ".py"), attribute.removeprefix(":") or "problem")
+    elif file.endswith(".py"):
+        made = _load(Path(file), attribute)
         if isinstance(made, Problem):
             if options:
                 raise ValueError(
@@ -131,24 +133,48 @@ def make_problem(name: str, **options: Any) -> Problem:
         raise ValueError(
             f"there is no problem {name!r}; choose from {', '.join(PROBLEMS)}, or give a file.py:name of your own"
         )
-    known = inspect.signature(make).parameters
-    unknown = sorted(set(options) - set(known))
-    if unknown:
-        raise ValueError(f"problem {name} has no option {unknown[0]!r}; it has {', '.join(known) or 'none'}")
-    problem = make(**options)
+    _check_options(name, make, options)
+    try:
+        problem = make(**options)
+    except TypeError as error:
+        raise ValueError(f"problem {name} cannot be made with the options {options}: {error}") from error
     if not isinstance(problem, Problem):
         raise ValueError(f"{name} made a {type(problem).__name__}, not a fem_frames.Problem")
-    return replace(problem, name=name, options=dict(options))
+    return replace(problem, name=name, options=options)
+
+
+def _check_options(name: str, make: Callable[..., Problem], options: dict[str, Any]) -> None:
+    known = inspect.signature(make).parameters
+    for key, value in options.items():
+        if key not in known:
+            if any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
+                continue
+            raise ValueError(f"problem {name} has no option {key!r}; it has {', '.join(known) or 'none'}")
+        # What has a number for its default takes numbers.
+        default = known[key].default
+        for kind, word in ((int, "whole number"), (float, "finite number")):
+            if type(default) is kind:
+                fits = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+                if not fits or not np.isfinite(value):
+                    raise ValueError(f"option {key} of {name} is {value!r}; a {word} is expected")
 
 
 def _load(path: Path, attribute: str) -> Any:
     if not path.is_file():
         raise ValueError(f"there is no file {path} to take a problem from")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    name = f"fem_frames_problem_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    sys.modules[name] = module  # dataclasses look there for the module they are defined in
+    sys.path.insert(0, str(path.resolve().parent))  # like a script, it may import what lies beside it
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.pop(0)
     if not hasattr(module, attribute):
         raise ValueError(f"{path} does not define {attribute!r}; name what it defines as {path}:name")
     found = getattr(module, attribute)
@@ -158,7 +184,7 @@ def _load(path: Path, attribute: str) -> Any:
 
 
 def _block_problem(d: int, blocks: int, low: float, high: float) -> Problem:
-    _at_least_one(blocks, "blocks")
+    blocks = whole_number(blocks, "blocks")
     # The coarse mesh is as coarse as can be: halving it `halvings` times resolves the blocks.
     halvings = (blocks & -blocks).bit_length() - 1
     return Problem(
@@ -174,8 +200,3 @@ def _blocks(x: Floats, blocks: int) -> Ints:
     """(K,) number of the block of the unit cube that x (K, d) lies in, first coordinate fastest."""
     place = np.clip(np.floor(blocks * x), 0, blocks - 1).astype(np.int64)
     return np.asarray(place @ blocks ** np.arange(x.shape[-1]))
-
-
-def _at_least_one(value: int, name: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise ValueError(f"{name} is {value!r}; a whole number of at least 1 is expected")

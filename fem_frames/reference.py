@@ -5,6 +5,7 @@ B samples, N points of the finest mesh, K cells of this rank, Q quadrature point
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,10 +27,23 @@ from fem_frames.parallel import on_root, together, together_in_steps
 from fem_frames.problem import Problem
 
 KIND, VERSION = "reference solutions", 1
+_solver_numbers = itertools.count()
 SOLVERS: dict[str, dict[str, Any]] = {
     "cg": {"ksp_type": "cg", "ksp_rtol": 1e-12, "ksp_max_it": 1000},
     "lu": {"ksp_type": "preonly", "pc_type": "lu", "pc_factor_mat_solver_type": "mumps"},
 }
+
+
+def choose_solver(formulation: str, solver: str | None) -> str:
+    """The solver asked for, or the default of the formulation; a ValueError if they do not fit."""
+    if formulation not in FORMS:
+        raise ValueError(f"formulation is {formulation!r}; choose from {', '.join(FORMS)}")
+    solver = solver or ("lu" if formulation == "least-squares" else "cg")
+    if solver not in SOLVERS:
+        raise ValueError(f"solver is {solver!r}; choose from {', '.join(SOLVERS)}")
+    if formulation == "least-squares" and solver == "cg":
+        raise ValueError("least squares has no algebraic multigrid here; use solver='lu'")
+    return solver
 
 
 def energy_forms(V: Any, w: Any, a: Any, f: Any, dx: Any) -> tuple[Any, Any, Any]:
@@ -65,6 +79,14 @@ class ReferenceSolutions:
     loss: Floats  # (B,) energy, or for (LS) the squared residual: the least a surrogate can reach
     record: Mapping[str, Any] = field(default_factory=dict)
 
+    @classmethod
+    def stack(
+        cls, y: Floats, results: list[tuple[dict[str, Floats], float]], record: Mapping[str, Any]
+    ) -> ReferenceSolutions:
+        """One batch from what `ReferenceSolver` gave for each y."""
+        fields = {name: np.stack([values[name] for values, _ in results]) for name in results[0][0]}
+        return cls(y, fields, np.array([loss for _, loss in results]), record)
+
     @property
     def u(self) -> Floats:
         return self.fields["u"]
@@ -96,9 +118,9 @@ class _Discretisation:
 
 
 def _describe(hierarchy: MeshHierarchy | None, problem: Problem, formulation: str) -> _Discretisation:
-    assert hierarchy is not None
+    assert hierarchy is not None  # on rank 0
     regions = hierarchy.regions(problem)
-    problem.coefficient.tabulate(hierarchy.centres()[:, None], regions)  # unknown region tags are found here
+    problem.tabulate(hierarchy.centres()[:, None], regions)  # what does not fit, unknown region tags too, is found here
     fixed = tuple((f.name, f.fixed[-1], f.lift) for f in essential_data(hierarchy, problem, formulation))
     return _Discretisation(regions, fixed, neumann_load(hierarchy, problem, formulation))
 
@@ -120,11 +142,7 @@ class ReferenceSolver:
         petsc_options: Mapping[str, Any] | None = None,
         comm: MPI.Comm = MPI.COMM_WORLD,
     ) -> None:
-        solver = solver or ("lu" if formulation == "least-squares" else "cg")
-        if solver not in SOLVERS:
-            raise ValueError(f"solver is {solver!r}; choose from {', '.join(SOLVERS)}")
-        if formulation == "least-squares" and solver == "cg":
-            raise ValueError("least squares has no algebraic multigrid here; use solver='lu'")
+        solver = choose_solver(formulation, solver)
         self.problem, self.formulation, self.comm = problem, formulation, comm
         self._prepare(problem.check_levels(levels))
         self._set_up_forms()
@@ -255,36 +273,37 @@ def solve_reference(
         results = [shares[i % comm.size][i // comm.size] for i in range(len(checked))]
     else:
         raise ValueError(f"distribute is {distribute!r}; choose mesh or samples")
-    names = results[0][0]
-    return ReferenceSolutions(
-        y=checked,
-        fields={name: np.stack([fields[name] for fields, _ in results]) for name in names},
-        loss=np.array([loss for _, loss in results]),
-        record={
-            "problem": problem.name,
-            "options": dict(problem.options),
-            "formulation": formulation,
-            "levels": levels,
-            **door.versions(),
-        },
-    )
+    record = {
+        "problem": problem.name,
+        "options": dict(problem.options),
+        "formulation": formulation,
+        "levels": int(levels),
+        **door.versions(),
+    }
+    return ReferenceSolutions.stack(checked, results, record)
 
 
 def _krylov_solver(comm: MPI.Comm, solver: str, given: Mapping[str, Any]) -> PETSc.KSP:
-    """A KSP with our defaults, PETSc's command line over them, and `given` over both."""
+    """A KSP with our defaults, PETSc's command line over them, and `given` over both.
+
+    They get a prefix of this solver alone: PETSc reads some of them late, and no other solver shall read them.
+    """
     defaults = dict(SOLVERS[solver])
     if solver == "cg":
         defaults["pc_type"] = "hypre" if _has_hypre(comm) else "gamg"
     database = PETSc.Options()
-    there = {key: database.getString(key) for key in {*defaults, *given} if database.hasName(key)}
-    for key, value in ({k: v for k, v in defaults.items() if k not in there} | dict(given)).items():
-        database[key] = value
+    prefix = f"fem_frames_{next(_solver_numbers)}_"
+    for key, value in {**defaults, **database.getAll(), **given}.items():
+        if not key.startswith("fem_frames_"):
+            database[prefix + key] = value
     ksp = PETSc.KSP().create(comm)
-    ksp.setFromOptions()
-    for key in {*defaults, *given}:
-        database.delValue(key)
-    for key, text in there.items():
-        database[key] = text
+    ksp.setOptionsPrefix(prefix)
+    try:
+        ksp.setFromOptions()
+    except PETSc.Error as error:
+        raise ValueError(
+            f"PETSc refuses the options {dict(given) or database.getAll()}: {' '.join(str(error).split())}"
+        ) from error
     return ksp
 
 

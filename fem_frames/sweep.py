@@ -6,10 +6,11 @@ Shards do not depend on the number of ranks, so a run may be continued with more
 
 from __future__ import annotations
 
+import contextlib
+import fnmatch
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,13 +20,16 @@ import numpy as np
 from mpi4py import MPI
 
 from fem_frames import dolfinx_door as door
+from fem_frames.export import essential_data, neumann_load
 from fem_frames.files import check_writable, lock, written_whole
 from fem_frames.hierarchy import MeshHierarchy, coarse_mesh
 from fem_frames.mesh import Floats
 from fem_frames.parallel import end_if_orphaned, on_root, together, together_in_steps
-from fem_frames.problem import Problem
-from fem_frames.reference import ReferenceSolutions, ReferenceSolver
+from fem_frames.problem import Problem, whole_number
+from fem_frames.reference import ReferenceSolutions, ReferenceSolver, choose_solver
 
+SAMPLE_LIMIT = 10**7
+OUR_FILES = ("plan.json", "shard-*.npz", ".*.part", "lock")  # in the folder of shards
 Progress = Callable[[int, int], None]  # samples done, samples in all
 
 
@@ -42,11 +46,12 @@ class Sweep:
     petsc_options: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        self.problem.check_levels(self.levels)
-        if isinstance(self.samples, bool) or not isinstance(self.samples, int) or self.samples < 1:
-            raise ValueError(f"samples is {self.samples!r}; at least one is needed")
-        if not isinstance(self.seed, int) or self.seed < 0:
-            raise ValueError(f"seed is {self.seed!r}; a whole number of at least 0 is expected")
+        object.__setattr__(self, "levels", self.problem.check_levels(self.levels))
+        object.__setattr__(self, "samples", whole_number(self.samples, "samples"))
+        object.__setattr__(self, "seed", whole_number(self.seed, "seed", least=0))
+        if self.samples > SAMPLE_LIMIT:
+            raise ValueError(f"samples is {self.samples}; one sweep takes at most {SAMPLE_LIMIT}")
+        object.__setattr__(self, "solver", choose_solver(self.formulation, self.solver))
 
     def plan(self) -> dict[str, Any]:
         """What decides the numbers, as JSON: a run is continued only with an equal plan."""
@@ -54,7 +59,7 @@ class Sweep:
             "problem": self.problem.name,
             "options": dict(self.problem.options),
             "refinement": self.problem.refinement,
-            "digest": problem_digest(self.problem),
+            "digest": problem_digest(self.problem, self.levels, self.formulation),
             "levels": self.levels,
             "samples": self.samples,
             "seed": self.seed,
@@ -99,6 +104,8 @@ def run_sweep(
         return on_root(comm, lambda: _join(plan, len(sweep.shards()), out, parts))
     finally:
         if held is not None:
+            if not any(parts.glob("shard-*")):  # nothing is done that is worth a folder
+                _remove(parts)
             held.close()
 
 
@@ -114,9 +121,7 @@ def _solve_missing(
             progress(_done(parts, shards), sweep.samples)
 
     def solve_shard(solve: ReferenceSolver, i: int) -> ReferenceSolutions:
-        results = [solve(y[k]) for k in shards[i]]
-        fields = {name: np.stack([fields[name] for fields, _ in results]) for name in results[0][0]}
-        return ReferenceSolutions(y[shards[i]], fields, np.array([loss for _, loss in results]), plan)
+        return ReferenceSolutions.stack(y[shards[i]], [solve(y[k]) for k in shards[i]], plan)
 
     def share() -> Iterator[int]:
         solve = _solver(sweep, MPI.COMM_SELF)
@@ -128,6 +133,7 @@ def _solve_missing(
     together(comm, show_progress)
     if distribute == "samples":
         together_in_steps(comm, share())
+        together(comm, show_progress)
         return
     launcher = os.getppid()
     solve = _solver(sweep, comm)
@@ -143,22 +149,22 @@ def _solve_missing(
         together(comm, finish)
 
 
-def problem_digest(problem: Problem) -> str:
-    """A short name for mesh, coefficient, source and boundary, which tells apart problems called the same.
+def problem_digest(problem: Problem, levels: int, formulation: str) -> str:
+    """A short name for mesh, coefficient, source and boundary data, which tells apart problems called the same.
 
-    By their values on the coarse mesh for one y, to ten digits: functions have no other identity.
+    By their values on the finest mesh for three y, to ten digits: functions have no other identity.
     """
-    hierarchy = MeshHierarchy.refine(coarse_mesh(problem.mesh), 0)
-    y, x = problem.parameters.sample(1, 0), hierarchy.centres()[:, None]
-    tables = problem.coefficient.tabulate(x, hierarchy.regions(problem))
+    hierarchy = MeshHierarchy.from_problem(problem, levels)
+    y, x, regions = problem.parameters.sample(3, 0), hierarchy.centres()[:, None], hierarchy.regions(problem)
+    fields = essential_data(hierarchy, problem, formulation)
     values = [
         hierarchy.points,
         hierarchy.levels[0].cells,
-        problem.coefficient_values(tables, y, x),
+        problem.coefficient_values(problem.tabulate(x, regions), y, x),
         problem.source_values(y, x),
-        hierarchy.dirichlet_facets(problem),
-        problem.boundary_values(problem.dirichlet_value, hierarchy.points),
-        problem.boundary_values(problem.neumann_value, hierarchy.points),
+        *(f.fixed[-1] for f in fields),
+        *(f.lift for f in fields),
+        neumann_load(hierarchy, problem, formulation),
         y,
         problem.quadrature_degree,
     ]
@@ -185,11 +191,12 @@ def _hold(out: Path, parts: Path, plan: dict[str, Any], force: bool) -> IO[bytes
     if not force and _is_complete(out, plan) and not parts.exists():
         return None
     check_writable(out)
-    parts.mkdir(exist_ok=True)
+    if parts.exists():
+        _check_ours(parts)
     held = lock(parts / "lock")
     # Complete since the run that held the folder ended, or by one that was killed before it removed the folder.
     if not force and _is_complete(out, plan):
-        shutil.rmtree(parts)
+        _remove(parts)
         held.close()
         return None
     _check_parts(parts, plan, force)
@@ -211,21 +218,39 @@ def _is_complete(out: Path, plan: dict[str, Any]) -> bool:
     return True
 
 
+def _check_ours(parts: Path) -> None:
+    """A ValueError if the folder of shards is none, or has anything in it that a sweep does not put there."""
+    advice = "remove it, or choose another name than " + parts.name.removesuffix(".parts")
+    if not parts.is_dir():
+        raise ValueError(f"{parts} is in the way of the folder for unfinished work: {advice}")
+    foreign = [p.name for p in parts.iterdir() if not any(fnmatch.fnmatch(p.name, known) for known in OUR_FILES)]
+    if foreign:
+        raise ValueError(f"{parts} holds {foreign[0]}, which is not of this program: {advice}")
+
+
+def _remove(parts: Path) -> None:
+    """Removes what sweeps put into the folder, and the folder if nothing else is in it."""
+    for known in OUR_FILES:
+        for file in parts.glob(known):
+            file.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        parts.rmdir()
+
+
 def _check_parts(parts: Path, plan: dict[str, Any], force: bool) -> None:
     """The folder of shards is of this plan from here on; a ValueError if it is of another."""
-    head = parts / "plan.json"
-    if head.exists() and not force:
-        found = json.loads(head.read_text())
+    head, shards = parts / "plan.json", list(parts.glob("shard-*"))
+    if shards and not force:
+        try:
+            found = dict(json.loads(head.read_text()))
+        except (OSError, ValueError, TypeError) as error:
+            raise ValueError(f"{parts} holds shards but no plan that can be read: remove it, or use --force") from error
         if found != plan:
             raise ValueError(
                 f"{parts} is an unfinished run of another sweep ({_difference(found, plan)}): remove it, or use --force"
             )
-    elif any(parts.glob("shard-*")) and not force:
-        raise ValueError(
-            f"{parts} holds shards but no plan; it is not of this program: remove it or choose another name"
-        )
     else:
-        for old in parts.glob("shard-*"):
+        for old in shards:
             old.unlink()
         with written_whole(head) as file:
             file.write(json.dumps(plan, indent=2).encode())
@@ -266,5 +291,5 @@ def _join(plan: dict[str, Any], count: int, out: Path, parts: Path) -> Reference
         record={**plan, **door.versions()},
     )
     joined.save(out)
-    shutil.rmtree(parts)
+    _remove(parts)
     return joined

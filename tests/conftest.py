@@ -16,7 +16,7 @@ for name, value in {
     os.environ.setdefault(name, value)
 
 import pytest
-import torch  # noqa: F401  before DOLFINx, see numerical notes in dolfinx_door
+import torch  # noqa: F401  before DOLFINx, as dolfinx_door explains
 from mpi4py import MPI
 
 

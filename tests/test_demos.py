@@ -5,12 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from mpi4py import MPI
 
-pytestmark = pytest.mark.serial
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_demo_hierarchy(tmp_path, ranks):
     start = ["mpirun", "-n", str(ranks)] if ranks > 1 else []
@@ -30,18 +32,19 @@ def test_demo_hierarchy(tmp_path, ranks):
     assert (tmp_path / "lshape.h5").stat().st_size > 10_000
 
 
-def test_xdmf_holds_the_nodal_values(tmp_path):
-    """Read back by DOLFINx's mesh reader: as many cells and points as were written."""
+def test_nodal_values_find_their_points_in_dolfinx(comm, tmp_path):
+    """What XDMF and DOLFINx users get: the function x₀, by its values at the exported points."""
     from dolfinx import io
-    from mpi4py import MPI
 
-    from fem_frames import MeshHierarchy, make_problem
-    from fem_frames.dolfinx_door import write_xdmf
+    from fem_frames import MeshHierarchy, dolfinx_door, make_problem
 
-    problem = make_problem("lshape")
-    hierarchy = MeshHierarchy.from_problem(problem, 2)
-    write_xdmf(tmp_path / "u.xdmf", hierarchy.points, hierarchy.finest.cells, u=hierarchy.points[:, 0])
+    hierarchy = MeshHierarchy.from_problem(make_problem("lshape"), 2)
+    points, cells = hierarchy.points, hierarchy.finest.cells
+    function = dolfinx_door.nodal_function(dolfinx_door.create(points, cells, comm), points[:, 0], "u")
+    x = function.function_space.tabulate_dof_coordinates()[:, 0]
+    np.testing.assert_allclose(function.x.array, x, atol=1e-14)
+    dolfinx_door.write_xdmf(tmp_path / "u.xdmf", points, cells, u=points[:, 0])
     with io.XDMFFile(MPI.COMM_SELF, str(tmp_path / "u.xdmf"), "r") as file:
         mesh = file.read_mesh()
-    assert mesh.topology.index_map(2).size_local == len(hierarchy.finest.cells)
-    assert len(mesh.geometry.x) == len(hierarchy.points)
+    assert mesh.topology.index_map(2).size_local == len(cells)
+    assert len(mesh.geometry.x) == len(points)

@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import itertools
+import os
 
 import numpy as np
 import oracles
@@ -192,6 +193,7 @@ def test_levels_without_free_dofs_are_left_out():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (lambda h, p: export_frame(h, make_problem("lshape")), "not of the mesh of lshape"),
         (lambda h, p: export_frame(h, p, "mixed"), "choose from energy, least-squares"),
         (lambda h, p: export_frame(h, p, "least-squares"), "one dimension only"),
         (lambda h, p: export_frame(h, p, first_level=9), "first_level is 9; the hierarchy has the levels 0 to 2"),
@@ -280,10 +282,20 @@ def test_files_that_are_not_there_or_no_archives_are_named(tmp_path):
 
 def test_unwritable_places_are_named_and_nothing_is_left(saved, tmp_path):
     arrays = FrameArrays.load(saved)
-    for place in (tmp_path / "absent" / "frame.npz", tmp_path / "frame.npz" / "below.npz", tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for place in (tmp_path / "absent" / "x.npz", tmp_path / "frame.npz" / "x.npz", tmp_path, tmp_path / "pipe"):
         with pytest.raises(ValueError, match="cannot write"):
             arrays.save(place)
-    assert [p.name for p in tmp_path.iterdir()] == ["frame.npz"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["frame.npz", "pipe"]
+    assert not (tmp_path / "pipe").is_file()
+
+
+def test_links_are_followed(saved, tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link.npz").symlink_to("folder/real.npz")
+    FrameArrays.load(saved).save(tmp_path / "link.npz")
+    assert (tmp_path / "link.npz").is_symlink()
+    FrameArrays.load(tmp_path / "folder" / "real.npz")
 
 
 def test_a_full_disk_loses_nothing(saved, monkeypatch):

@@ -124,6 +124,8 @@ def test_dirichlet_part_by_a_function_of_x():
         ((4,), r"no boundary facet carries the tag 4; the mesh has \[1, 2\]"),
         (lambda x: x[:, 0] < -5, "u is given nowhere"),
         (lambda x: x[:, 0] < 0.95, "ends inside the boundary facet"),
+        (lambda x: x, r"values of shape \(\d+, 2\) for x"),
+        ((-1,), "no boundary facet carries the tag -1"),
     ],
 )
 def test_bad_boundary_parts_are_named(dirichlet, message):
@@ -132,9 +134,28 @@ def test_bad_boundary_parts_are_named(dirichlet, message):
         MeshHierarchy.from_problem(problem, 1).fixed_points(problem)
 
 
+def test_every_part_of_the_domain_needs_dirichlet_data():
+    points = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    apart = MeshArrays(np.concatenate([points, points + 5]), [[0, 1, 2], [3, 4, 5]])
+    problem = Problem(apart, ByRegion.each(1), Uniform((1.0,), (2.0,)), dirichlet=lambda x: x[:, 0] < 2)
+    with pytest.raises(ValueError, match=r"nowhere on the part of the domain at \[5.0, 5.0\]"):
+        MeshHierarchy.from_problem(problem, 1).fixed_points(problem)
+
+
 def test_bad_meshes_and_regions_are_named():
-    with pytest.raises(ValueError, match="cannot be made from int"):
-        coarse_mesh(3)
+    for source in (3, [], None):
+        with pytest.raises(ValueError, match="cannot be made from"):
+            coarse_mesh(source)
+    for levels, refinement, message in (
+        (-1, "red", "levels is -1"),
+        (1, "blue", "choose from"),
+        (40, "red", "more than"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            MeshHierarchy.refine(SKEW, levels, refinement)
+    problem = dataclasses.replace(make_problem("checkerboard"), regions=lambda x: 0.7 * np.ones(len(x)))
+    with pytest.raises(ValueError, match="not whole numbers"):
+        MeshHierarchy.from_problem(problem, 2).regions(problem)
     problem = dataclasses.replace(make_problem("checkerboard"), regions=lambda x: np.zeros(3))
     with pytest.raises(ValueError, match=r"tags of shape \(3,\) for 32 cells"):
         MeshHierarchy.from_problem(problem, 2).regions(problem)

@@ -95,13 +95,28 @@ def test_bad_levels_are_refused(levels):
         (lambda: make_problem("nonsense"), "no problem 'nonsense'; choose from quarters"),
         (lambda: make_problem("checkerboard", block=3), "no option 'block'; it has blocks, low, high"),
         (lambda: make_problem("checkerboard", blocks=0), "blocks is 0"),
-        (lambda: make_problem("checkerboard", blocks="x"), "blocks is 'x'"),
+        (lambda: make_problem("checkerboard", blocks="x"), "option blocks of checkerboard is 'x'"),
         (lambda: make_problem("cookies", radius=0.7), "radius"),
         (lambda: make_problem("quarters", low=2.0), "lower must be below upper"),
         (lambda: make_problem("absent.py"), "no file absent.py"),
         (lambda: Uniform((0.0,), (1.0, 2.0)), "as many lower as upper"),
         (lambda: square(dirichlet="left"), "dirichlet is 'left'"),
-        (lambda: square(quadrature_degree=1), "at least 2"),
+        (lambda: square(dirichlet=5), "dirichlet is 5"),
+        (lambda: square(quadrature_degree=1), "quadrature_degree is 1; a whole number of at least 2"),
+        (lambda: square(quadrature_degree=2.5), "quadrature_degree is 2.5"),
+        (lambda: square(quadrature_degree=99), "up to 30"),
+        (lambda: square(first_level=-1), "first_level is -1"),
+        (lambda: square(refinement="blue"), "choose from red, dolfinx"),
+        (lambda: square(coefficient=1.0), "wrap a function: Pointwise"),
+        (lambda: square(parameters=(0, 1)), "Uniform box or Gaussian"),
+        (lambda: square(coefficient=ByRegion({0: 7})), "uses parameter 7, but there are p = 1"),
+        (lambda: ByRegion({0: -1}), "parameter of region 0 is -1"),
+        (lambda: ByRegion({0: 0}, fixed={0: 1.0}), "region 0 has both"),
+        (lambda: Gaussian(0), "normal parameters is 0"),
+        (lambda: Uniform((0.0,), (np.inf,)), "not bounded"),
+        (lambda: make_problem("quarters", low="abc"), "option low of quarters is 'abc'"),
+        (lambda: make_problem("lognormal", decay=np.inf), "option decay of lognormal is inf"),
+        (lambda: make_problem("cookies", rows=1.5), "option rows of cookies is 1.5"),
     ],
 )
 def test_bad_problems_are_named(call, message):
@@ -117,26 +132,79 @@ def test_values_that_cannot_be_are_named():
         negative.coefficient_values(negative.coefficient.tabulate(x, np.zeros(3, int)), y, x)
     with pytest.raises(ValueError, match="source f has values of shape"):
         square(source=lambda x, y: np.ones(7)).source_values(y, x)
+    square(source=lambda x, y: x[..., 0]).source_values(y, x)
+    with pytest.raises(ValueError, match=r"source f has values of shape \(3, 2\).* write x\[..., i\]"):
+        square(source=lambda x, y: x[:, 0]).source_values(y, x)
     with pytest.raises(ValueError, match="f is not finite"):
         square(source=lambda x, y: x[..., 0] * np.nan).source_values(y, x)
     with pytest.raises(ValueError, match=r"region tags \[4\].* has values for \[0\]"):
         ByRegion.each(1).tabulate(x, np.array([0, 0, 4]))
 
 
+@pytest.mark.parametrize(
+    ("coefficient", "message"),
+    [
+        (Affine(1.0, lambda x: x[..., :1]), "1 modes for p = 3"),
+        (Affine(1.0, lambda x: np.ones((1, 1, 3))), r"modes have shape \(1, 1, 3\)"),
+        (Affine(lambda x: np.ones(2), lambda x: x), "the mean has values of shape"),
+        (Pointwise(lambda x, y: y[:, 0]), "a has values of shape"),
+        (Pointwise(lambda x, y: x[:, 0]), "a has values of shape"),
+        (Pointwise(lambda x, y: x[..., :1] + y[..., 0]), "a has values of shape"),
+    ],
+)
+def test_coefficients_that_mix_up_their_axes_are_named(coefficient, message):
+    """p = Q = 3: NumPy alone would broadcast some of these."""
+    problem = square(coefficient=coefficient, parameters=Uniform((0.5,) * 3, (1.5,) * 3))
+    x = np.random.default_rng(0).uniform(size=(3, 3, 2))
+    with pytest.raises(ValueError, match=message):
+        problem.coefficient_values(problem.tabulate(x, np.zeros(3, int)), np.ones((3, 3)), x)
+
+
+def test_numbers_may_be_numpys():
+    problem = make_problem("checkerboard", blocks=np.int64(2), low=np.float64(0.1))
+    assert problem.options == {"blocks": 2, "low": 0.1}
+    assert type(problem.options["blocks"]) is int
+    assert type(problem.check_levels(np.int64(3))) is int
+
+
 def test_problem_of_a_file_of_ones_own(tmp_path):
-    path = tmp_path / "mine.py"
+    folder = tmp_path / "my.pyfiles"
+    folder.mkdir()
+    path = folder / "mine.py"
+    (folder / "beside.py").write_text("high = 2.0\n")
     path.write_text(
+        "from __future__ import annotations\n"
+        "from dataclasses import dataclass\n"
+        "from beside import high\n"
+        "@dataclass\nclass Settings:\n    high: float = high\n"
         "from fem_frames import ByRegion, Grid, Problem, Uniform\n"
-        "problem = Problem(Grid((2, 2)), ByRegion.each(1), Uniform((1.0,), (2.0,)))\n"
+        "problem = Problem(Grid((2, 2)), ByRegion.each(1), Uniform((1.0,), (Settings().high,)))\n"
+        "def free(**options):\n    return made(**options)\n"
+        "def needs(n):\n    return made(n)\n"
         "def made(n=2):\n    return Problem(Grid((n, n)), ByRegion.each(1), Uniform((1.0,), (2.0,)))\n"
         "number = 3\n"
     )
     assert make_problem(str(path)).mesh.shape == (2, 2)
     assert make_problem(f"{path}:made", n=3).mesh.shape == (3, 3)
+    assert make_problem(f"{path}:free", n=4).mesh.shape == (4, 4)
     for name, options, message in (
         ("number", {}, "neither a Problem nor a function"),
         ("absent", {}, "does not define 'absent'"),
         ("problem", {"n": 1}, "without options"),
+        ("needs", {}, "missing 1 required positional argument"),
     ):
         with pytest.raises(ValueError, match=message):
             make_problem(f"{path}:{name}", **options)
+
+
+@pytest.mark.parametrize("content", ["def broken(:", "raise SystemExit(0)", "1 / 0", "import absent_module"])
+def test_files_that_do_not_load_are_named(tmp_path, content):
+    (tmp_path / "bad.py").write_text(content)
+    with pytest.raises(ValueError, match=r"bad\.py cannot be loaded: \w+"):
+        make_problem(str(tmp_path / "bad.py"))
+
+
+def test_trial_finds_a_bad_source_too():
+    problem = square(source=lambda x, y: y[:, 0], parameters=Uniform((0.5,) * 3, (1.5,) * 3))
+    with pytest.raises(ValueError, match="source f has values of shape"):
+        problem.tabulate(np.full((3, 3, 2), 0.5), np.zeros(3, int))

@@ -217,12 +217,31 @@ def test_petsc_options_win_and_are_not_left_behind():
         options.delValue("ksp_rtol")
 
 
+def test_petsc_options_that_are_read_late_work():
+    """Smoothers of multigrid are made when it is set up, not when the solver is."""
+    problem = make_problem("checkerboard")
+    options = {"pc_type": "gamg", "mg_levels_ksp_type": "richardson", "mg_levels_pc_type": "sor"}
+    solve = ReferenceSolver(problem, 5, petsc_options=options)
+    solve(np.ones(4))
+    smoother = solve._ksp.getPC().getMGSmoother(1)
+    assert smoother.getType() == "richardson"
+    assert smoother.getPC().getType() == "sor"
+
+
+def test_options_that_petsc_refuses_are_named_and_forgotten():
+    problem = make_problem("checkerboard")
+    with pytest.raises(ValueError, match=r"PETSc refuses the options .*nonsense"):
+        solve_reference(problem, np.ones(4), 2, petsc_options={"ksp_type": "nonsense"})
+    assert solve_reference(problem, np.ones(4), 2).u.max() > 0
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (dict(levels=0), "levels = 0"),
         (dict(levels=-2), "levels = -2"),
         (dict(y=np.ones(3)), "p = 4 parameters"),
+        (dict(y=np.ones((0, 4))), "y is empty"),
         (dict(y=np.full(4, 9.0)), "outside the parameters"),
         (dict(formulation="mixed"), "choose from energy, least-squares"),
         (dict(formulation="least-squares"), "one dimension only"),

@@ -16,6 +16,8 @@ from typing import Any, NoReturn
 from fem_frames import __version__
 from fem_frames.commands import export, info, problems, reference
 
+_FAILED = 8531  # tag of the messages by which failing ranks find each other
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
@@ -28,8 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for command in (info, problems, export, reference):
         command.add(subparsers)
     parsed, rest = parser.parse_known_args(arguments)
-    if rest and (not parsed.takes_petsc_options or rest[0].startswith("--") or not rest[0].startswith("-")):
-        parsed.parser.error(f"unknown argument {rest[0]}")
+    strangers = [word for word in rest if word.startswith("--")] if parsed.takes_petsc_options else rest
+    if strangers or (rest and not rest[0].startswith("-")):
+        parsed.parser.error(f"unknown argument {(strangers or rest)[0]}")
     parsed.petsc_arguments = rest
     try:
         parsed.run(parsed)
@@ -38,19 +41,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         _fail(str(error), 2)
     except Exception as error:
-        _fail(f"{type(error).__name__}: {error}", 1)
+        _fail(f"{type(error).__name__}: {' '.join(str(error).split())}", 1)
     return 0
 
 
 def _fail(message: str, code: int) -> NoReturn:
     mpi: Any = sys.modules.get("mpi4py.MPI")
     parallel = mpi is not None and mpi.COMM_WORLD.size > 1
-    if parallel and mpi.COMM_WORLD.rank > 0:
-        time.sleep(2)  # rank 0 says it, if it failed too
+    alike = parallel and _all_failed(mpi.COMM_WORLD)
     if os.environ.get("FEM_FRAMES_TRACEBACK"):
         traceback.print_exc()
-    print(f"fem-frames: {message}", file=sys.stderr, flush=True)
-    if parallel:
+    if not alike or mpi.COMM_WORLD.rank == 0:
+        print(f"fem-frames: {message}", file=sys.stderr, flush=True)
+    if parallel and not alike:
         time.sleep(0.5)  # mpirun drops output that it has not passed on when a rank aborts
         mpi.COMM_WORLD.Abort(code)  # the other ranks may be waiting for this one
     sys.exit(code)
+
+
+def _all_failed(comm: Any, patience: float = 2.0) -> bool:
+    """Whether every rank comes here within a moment: then one message does for all, and none need be stopped.
+
+    By messages of a tag of their own: another rank may be in a collective call, which must not be joined.
+    """
+    others = [rank for rank in range(comm.size) if rank != comm.rank]
+    calls = [comm.isend(None, dest=rank, tag=_FAILED) for rank in others]
+    until = time.monotonic() + patience
+    while others and time.monotonic() < until:
+        others = [rank for rank in others if not comm.iprobe(source=rank, tag=_FAILED)]
+        time.sleep(0.01)
+    if others:
+        return False
+    for rank in range(comm.size):
+        if rank != comm.rank:
+            comm.recv(source=rank, tag=_FAILED)
+    for call in calls:
+        call.wait()
+    return True

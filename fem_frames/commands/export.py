@@ -25,7 +25,7 @@ def add(subparsers: Any) -> None:
     )
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the arrays go")
     parser.add_argument("--sparse", type=Path, metavar="FOLDER", help="where the sparse matrices go")
-    parser.add_argument("--degree", type=int, default=2, help="quadrature degree of the sparse D; default: %(default)s")
+    parser.add_argument("--degree", type=int, help="quadrature degree of the sparse D; default: the problem's")
     parser.add_argument("--force", action="store_true", help="replace files that are there")
 
 
@@ -47,11 +47,16 @@ def run(parsed: argparse.Namespace) -> None:
         if place is not None and place.exists() and not parsed.force:
             raise ValueError(f"{place} is there already: choose another name, or use --force to replace it")
     check_writable(parsed.out)
+    degree = problem.quadrature_degree if parsed.degree is None else parsed.degree
+    if parsed.sparse is not None:
+        if parsed.sparse.resolve() == parsed.out.resolve():
+            raise ValueError(f"--out and --sparse are both {parsed.out}; the one is a file, the other a folder")
+        check_writable(parsed.sparse.with_name(parsed.sparse.name + ".probe"))
     hierarchy = MeshHierarchy.from_problem(problem, parsed.levels)
     arrays = export_frame(hierarchy, problem, parsed.formulation, parsed.first_level)
     seconds = time.perf_counter() - start
     if parsed.sparse is not None:
-        write_sparse(arrays, parsed.degree, parsed.sparse)
+        write_sparse(arrays, degree, parsed.sparse)
     arrays.save(parsed.out)
     record = {
         "problem": problem.name,
@@ -83,9 +88,11 @@ def write_sparse(arrays: Any, degree: int, folder: Path) -> None:
         for index in range(1, len(arrays.levels)):
             matrices[f"P_{f.name}_{arrays.first_level + index:02d}"] = assembled.prolongation(arrays, index, f.name)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)
     except OSError as error:
         raise ValueError(f"cannot make the folder {folder}: {error.strerror}") from error
+    for old in folder.glob("P_*_[0-9][0-9].npz"):  # of an export with more levels
+        old.unlink()
     for name, matrix in matrices.items():
         with written_whole(folder / f"{name}.npz") as file:
             sparse.save_npz(file, sparse.csr_matrix(matrix))  # a matrix: older SciPy cannot load arrays

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,10 @@ def run(parsed: argparse.Namespace) -> None:
 
     comm = MPI.COMM_WORLD
     start = time.perf_counter()
-    sweep = Sweep(problem_of(parsed), parsed.levels, parsed.samples, parsed.seed, parsed.formulation, parsed.solver)
+    options = petsc_options_of(parsed.petsc_arguments)
+    sweep = Sweep(
+        problem_of(parsed), parsed.levels, parsed.samples, parsed.seed, parsed.formulation, parsed.solver, options
+    )
     with progress_bar("reference solutions", wanted=comm.rank == 0) as progress:
         solutions = run_sweep(sweep, parsed.out, distribute=parsed.distribute, force=parsed.force, progress=progress)
     if comm.rank == 0:
@@ -60,3 +64,16 @@ def run(parsed: argparse.Namespace) -> None:
             "out": str(parsed.out),
         }
         show(record, parsed.json)
+
+
+def petsc_options_of(words: list[str]) -> dict[str, str | None]:
+    """PETSc's options by name that decide the numbers: those that only show something are left out."""
+    options: dict[str, str | None] = {}
+    name = ""
+    for word in words:
+        if word.startswith("-") and not re.fullmatch(r"-[\d.].*", word):
+            name = word.lstrip("-")
+            options[name] = None
+        else:
+            options[name] = word
+    return {name: value for name, value in options.items() if not re.search(r"monitor|view|log|left", name)}

@@ -25,7 +25,7 @@ def declare(
     takes_petsc_options: bool = False,
 ) -> argparse.ArgumentParser:
     """A subcommand with --json, described by its text."""
-    parser = subparsers.add_parser(name, help=text.split(".")[0], description=text, allow_abbrev=False)
+    parser = subparsers.add_parser(name, help=text.split(". ")[0].rstrip("."), description=text, allow_abbrev=False)
     parser.set_defaults(run=run, parser=parser, takes_petsc_options=takes_petsc_options)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     return parser
