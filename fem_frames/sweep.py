@@ -93,7 +93,7 @@ def run_sweep(
         raise ValueError(f"distribute is {distribute!r}; choose samples or mesh")
     out = Path(out).absolute()
     parts = out.with_name(out.name + ".parts")
-    # Gathered before ranks part: a distributed DOLFINx mesh takes all of them.
+    # Gathered before the ranks part: a distributed DOLFINx mesh takes all of them.
     sweep = replace(sweep, problem=replace(sweep.problem, mesh=coarse_mesh(sweep.problem.mesh)))
     plan = on_root(comm, sweep.plan)
     held = together(comm, lambda: _hold(out, parts, plan, force) if comm.rank == 0 else None)
@@ -102,10 +102,12 @@ def run_sweep(
             return on_root(comm, lambda: ReferenceSolutions.load(out))
         _solve_missing(sweep, plan, parts, distribute, progress, comm)
         return on_root(comm, lambda: _join(plan, len(sweep.shards()), out, parts))
+    except BaseException:
+        if held is not None and not any(parts.glob("shard-*")):  # nothing is done that is worth a folder
+            _remove(parts)
+        raise
     finally:
         if held is not None:
-            if not any(parts.glob("shard-*")):  # nothing is done that is worth a folder
-                _remove(parts)
             held.close()
 
 
