@@ -37,6 +37,11 @@ if not _OLD:
 
 _NAMES = (None, "interval", "triangle", "tetrahedron")
 
+if (0, 5) < tuple(int(n) for n in dolfinx.__version__.split(".")[:2]) < (0, 9):
+    raise ImportError(
+        f"DOLFINx {dolfinx.__version__} is not supported, 0.5 and 0.9 or newer are; conda has one: "
+        "conda env create -f environment.yml"
+    )
 if np.issubdtype(PETSc.ScalarType, np.complexfloating):
     raise ImportError("this PETSc has complex scalars; fem-frames needs a DOLFINx and PETSc build with real ones")
 
@@ -140,6 +145,12 @@ def arrays_of(mesh: dmesh.Mesh, cell_tags: Any = None, facet_tags: Any = None) -
         raise ValueError(
             "the DOLFINx mesh must consist of straight intervals, triangles or tetrahedra in R^1, R^2 or R^3"
         )
+    for tags, dim in ((cell_tags, d), (facet_tags, d - 1)):
+        if tags is not None and tags.dim != dim:
+            raise ValueError(
+                f"tags of dimension {tags.dim} stand where those of dimension {dim} are expected; "
+                "give (mesh, cell tags, facet tags), None for those you do not have"
+            )
     x, cells = coordinates(mesh), nodes(mesh)
     regions = np.zeros(len(cells), np.int64)
     if cell_tags is not None:

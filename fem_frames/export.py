@@ -14,7 +14,7 @@ from fem_frames import dolfinx_door as door
 from fem_frames.arrays import FORMULATIONS, FrameArrays, FrameField, FrameLevel
 from fem_frames.hierarchy import MeshHierarchy
 from fem_frames.mesh import Floats, Ints, signed_volumes
-from fem_frames.problem import Problem
+from fem_frames.problem import Problem, whole_number
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,9 +39,9 @@ def export_frame(
     """
     hierarchy.check_problem(problem)
     data = essential_data(hierarchy, problem, formulation)
-    first = problem.first_level if first_level is None else first_level
+    first = problem.first_level if first_level is None else whole_number(first_level, "first_level", least=0)
     finest = len(hierarchy.levels) - 1
-    if not 0 <= first <= finest:
+    if first > finest:
         raise ValueError(f"first_level is {first}; the hierarchy has the levels 0 to {finest}")
     first = next((j for j in range(first, finest + 1) if any((~f.fixed[j]).any() for f in data)), -1)
     if first < 0:

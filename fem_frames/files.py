@@ -56,8 +56,10 @@ def _named(path: str | Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        why = error.strerror or error
-        raise ValueError(f"cannot write {path}: {why}; is there room, and may you write there?") from error
+        advice = "is there room, and may you write there?"
+        if isinstance(error, FileNotFoundError):
+            advice = f"make the folder {Path(path).parent} first"
+        raise ValueError(f"cannot write {path}: {error.strerror or error}; {advice}") from error
 
 
 def lock(path: str | Path, patience: float = 60.0) -> IO[bytes]:
@@ -68,10 +70,14 @@ def lock(path: str | Path, patience: float = 60.0) -> IO[bytes]:
     path = Path(path)
     until, told = time.monotonic() + patience, False
     while True:
-        path.parent.mkdir(exist_ok=True)
         try:
+            path.parent.mkdir(exist_ok=True)
             file = path.open("ab")
-        except FileNotFoundError:  # the folder was removed a moment ago, by the run that held it
+        except (FileNotFoundError, FileExistsError):
+            # The run that held the folder removes it this very moment, or something else has its place.
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.01)
             continue
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -89,8 +95,9 @@ def lock(path: str | Path, patience: float = 60.0) -> IO[bytes]:
         except OSError:  # a file system without locks
             return file
         # The run before may have removed the file that this process was waiting for.
-        if path.exists() and os.fstat(file.fileno()).st_ino == path.stat().st_ino:
-            return file
+        with contextlib.suppress(FileNotFoundError):
+            if os.fstat(file.fileno()).st_ino == path.stat().st_ino:
+                return file
         file.close()
 
 

@@ -18,7 +18,7 @@ from mpi4py import MPI
 
 from fem_frames import dolfinx_door as door
 from fem_frames.mesh import Floats, Grid, Ints, MeshArrays, boundary_facets, read_gmsh, row_keys
-from fem_frames.problem import REFINEMENTS, Problem
+from fem_frames.problem import REFINEMENTS, Problem, whole_number
 
 CELL_LIMIT = 2**28  # of the finest mesh, which has to fit into memory
 
@@ -45,6 +45,7 @@ class MeshHierarchy:
     levels: tuple[Level, ...]
     coarse_regions: Ints  # (K of level 0,)
     coarse_facet_tags: Ints  # (F of level 0,), -1 where the mesh gave none
+    refinement: str = "red"
     source: Any = None
     """`Problem.mesh` that it comes from."""
 
@@ -57,8 +58,7 @@ class MeshHierarchy:
     @classmethod
     def refine(cls, coarse: MeshArrays, levels: int, refinement: str = "red") -> MeshHierarchy:
         """The hierarchy of `levels` uniform refinements of a coarse mesh, on this rank alone."""
-        if levels < 0:
-            raise ValueError(f"levels is {levels}; a number of refinements of at least 0 is expected")
+        levels = whole_number(levels, "levels", least=0)
         if refinement not in REFINEMENTS:
             raise ValueError(f"refinement is {refinement!r}; choose from {', '.join(REFINEMENTS)}")
         if len(coarse.cells) * 2 ** (coarse.dimension * levels) > CELL_LIMIT:
@@ -74,7 +74,7 @@ class MeshHierarchy:
             level, points, cell_number = _renumber(meshes[-1], points, fine, cell_number[parent])
             meshes.append(level)
             mesh = fine
-        return cls(points, tuple(meshes), coarse.regions, _facet_tags(coarse, facets))
+        return cls(points, tuple(meshes), coarse.regions, _facet_tags(coarse, facets), refinement)
 
     @property
     def dimension(self) -> int:
@@ -108,13 +108,16 @@ class MeshHierarchy:
     def check_problem(self, problem: Problem) -> None:
         """A ValueError if this is the hierarchy of another problem's mesh."""
         mine, other = self.source, problem.mesh
-        if mine is None or mine is other:
+        if mine is None:
             return
         if isinstance(mine, MeshArrays) and isinstance(other, MeshArrays):
-            same = np.array_equal(mine.points, other.points) and np.array_equal(mine.cells, other.cells)
+            names = ("points", "cells", "regions", "facets", "facet_tags")
+            same = all(np.array_equal(getattr(mine, name), getattr(other, name)) for name in names)
+        elif isinstance(mine, str | Path) and isinstance(other, str | Path):
+            same = Path(mine) == Path(other)
         else:
-            same = type(mine) is type(other) and bool(mine == other)
-        if not same:
+            same = mine is other or (isinstance(mine, Grid) and bool(mine == other))
+        if not same or self.refinement != problem.refinement:
             raise ValueError(f"the hierarchy is not of the mesh of {problem.name}; use MeshHierarchy.from_problem")
 
     def dirichlet_facets(self, problem: Problem) -> np.ndarray:
@@ -131,21 +134,21 @@ class MeshHierarchy:
         return np.isin(self.coarse_facet_tags, problem.dirichlet)
 
     def _facets_where(self, indicator: Any) -> np.ndarray:
-        corners = self.points[self.levels[0].facets]  # (F, d, d)
-        probes = np.concatenate([corners, corners.mean(axis=1, keepdims=True)], axis=1)  # (F, d+1, d)
-        told = np.asarray(indicator(probes.reshape(-1, self.dimension)), bool)
-        if told.shape != (probes.shape[0] * probes.shape[1],):
+        """(F of level 0,) where the function holds in the middle of all finest facets that lie in a coarse one."""
+        middles = self.points[self.finest.facets].mean(axis=1)  # (F, d)
+        told = np.asarray(indicator(middles), bool)
+        if told.shape != (len(middles),):
             raise ValueError(f"dirichlet gave values of shape {told.shape} for x (n, d); give one a point (n,)")
-        inside = told.reshape(probes.shape[:2])
-        middle = inside[:, -1]
-        cut = np.flatnonzero(middle & ~inside.all(axis=1))
+        origin, count = self.finest.facet_origin, len(self.levels[0].facets)
+        inside, whole = np.bincount(origin, weights=told, minlength=count), np.bincount(origin, minlength=count)
+        cut = np.flatnonzero((inside > 0) & (inside < whole))
         if len(cut):
+            where = self.points[self.levels[0].facets[cut[0]]].tolist()
             raise ValueError(
-                f"the Dirichlet part ends inside the boundary facet with the middle {probes[cut[0], -1].tolist()}; "
-                "it must be a union of facets of the coarse mesh: refine that, or include the ends of the part "
-                "(<= instead of <)"
+                f"the Dirichlet part ends inside the boundary facet {where} of the coarse mesh; it must be a union of "
+                "such facets: use a finer coarse mesh, or mend the function"
             )
-        return middle
+        return inside > 0
 
     def _check_components(self, facets: Ints) -> None:
         """Every connected part of the domain has one of these facets."""

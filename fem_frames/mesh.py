@@ -43,7 +43,7 @@ class Grid:
         if len(self.lower) != d or len(self.upper) != d:
             raise ValueError(f"Grid corners {self.lower} and {self.upper} do not have {d} coordinates each")
         if not all(-np.inf < low < high < np.inf for low, high in zip(self.lower, self.upper, strict=True)):
-            raise ValueError(f"Grid from {self.lower} to {self.upper} is empty: lower must be below upper")
+            raise ValueError(f"Grid from {self.lower} to {self.upper} is empty or not bounded: give lower < upper")
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,7 @@ class MeshArrays:
         if cells.shape[1] != d + 1 or len(cells) == 0:
             raise ValueError(
                 f"cells have shape {cells.shape}, but points of dimension {d} need at least one cell of {d + 1} "
-                f"vertices: only {_CELL_NAMES[d]} are supported"
+                f"vertices: only {_CELL_NAMES[d]} are supported (for a flat mesh pass points[:, :2])"
             )
         if not np.isfinite(points).all():
             raise ValueError(f"point {int(np.argwhere(~np.isfinite(points))[0, 0])} has a NaN or infinite coordinate")
@@ -145,7 +145,10 @@ def boundary_facets(cells: Ints) -> Ints:
 
 def read_gmsh(path: str | Path) -> MeshArrays:
     """Simplices of the highest dimension in a gmsh .msh file; physical groups give region and facet tags."""
-    import meshio
+    try:
+        import meshio
+    except ImportError as error:
+        raise ValueError("reading gmsh files needs meshio: pip install meshio") from error
 
     path = Path(path)
     if not path.is_file():
@@ -191,7 +194,7 @@ def _array(value: npt.ArrayLike, dtype: type, name: str, ndim: int) -> npt.NDArr
     if raw.ndim != ndim:
         raise ValueError(f"{name} must be an array with {ndim} axes, not of shape {raw.shape}")
     if dtype is np.int64 and raw.size and not np.issubdtype(raw.dtype, np.integer):
-        raise ValueError(f"{name} must be whole numbers, not {raw.dtype}")
+        raise ValueError(f"{name} must be whole numbers, not {raw.dtype}: use .astype(int)")
     try:
         return raw.astype(dtype)
     except (TypeError, ValueError) as error:

@@ -8,6 +8,7 @@ B samples, K cells, Q points in a cell, d dimension, p parameters.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -229,8 +230,20 @@ class Problem:
     def __post_init__(self) -> None:
         if isinstance(self.dirichlet, str) and self.dirichlet != "all":
             raise ValueError(f"dirichlet is {self.dirichlet!r}; give 'all', facet tags, or a function of x")
-        if not (isinstance(self.dirichlet, str | tuple | list) or callable(self.dirichlet)):
-            raise ValueError(f"dirichlet is {self.dirichlet!r}; give 'all', facet tags, or a function of x")
+        if not isinstance(self.dirichlet, str) and not callable(self.dirichlet):
+            tags = np.atleast_1d(
+                np.asarray(list(self.dirichlet) if isinstance(self.dirichlet, set) else self.dirichlet)
+            )
+            if not np.issubdtype(tags.dtype, np.integer):
+                raise ValueError(f"dirichlet is {self.dirichlet!r}; give 'all', facet tags (1, 2), or a function of x")
+            object.__setattr__(self, "dirichlet", tuple(int(tag) for tag in tags))
+        for name in ("dirichlet_value", "neumann_value", "source"):
+            if not callable(getattr(self, name)) and np.ndim(getattr(self, name)) != 0:
+                raise ValueError(f"{name} must be a number or a function")
+        try:
+            json.dumps(dict(self.options))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"the problem's options are recorded as JSON, which fails: {error}") from error
         if not (hasattr(self.coefficient, "tabulate") and hasattr(self.coefficient, "evaluate")):
             raise ValueError(
                 "the coefficient must be a ByRegion, Affine, ExpAffine or Pointwise; wrap a function: Pointwise(f)"
@@ -248,7 +261,7 @@ class Problem:
         for name, least in (("quadrature_degree", 2), ("first_level", 0), ("resolved_from", 0)):
             object.__setattr__(self, name, whole_number(getattr(self, name), name, least))
         if self.quadrature_degree > 30:
-            raise ValueError(f"quadrature_degree is {self.quadrature_degree}; basix has schemes up to 30")
+            raise ValueError(f"quadrature_degree is {self.quadrature_degree}; at most 30 is supported")
 
     def check_levels(self, levels: int) -> int:
         """The number of refinements, or a ValueError that says what is wrong with it."""
@@ -292,9 +305,14 @@ class Problem:
         # As many points in a cell as no other number here: a function that mixes up its axes does not fit.
         count = 3 + self.parameters.dimension
         trial = np.resize(points[:2].reshape(-1, points.shape[-1]), (2, count, points.shape[-1]))
-        tables = self.coefficient.tabulate(trial, np.resize(regions, 2))
-        _spread(self.coefficient.evaluate(tables, y), (2, 2, count), "the coefficient a")
-        self.source_values(y, trial)
+        try:
+            tables = self.coefficient.tabulate(trial, np.resize(regions, 2))
+            _spread(self.coefficient.evaluate(tables, y), (2, 2, count), "the coefficient a")
+            self.source_values(y, trial)
+        except TypeError as error:
+            raise ValueError(
+                f"coefficient or source cannot be evaluated, functions of x and y are expected: {error}"
+            ) from error
         return self.coefficient.tabulate(points, regions)
 
     def coefficient_values(self, tables: tuple[npt.NDArray, ...], y: Floats, points: Floats) -> Floats:

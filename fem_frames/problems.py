@@ -162,19 +162,18 @@ def _check_options(name: str, make: Callable[..., Problem], options: dict[str, A
 def _load(path: Path, attribute: str) -> Any:
     if not path.is_file():
         raise ValueError(f"there is no file {path} to take a problem from")
-    name = f"fem_frames_problem_{path.stem}"
+    name = f"fem_frames_problem_{path.stem}_{abs(hash(path.resolve()))}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look there for the module they are defined in
-    sys.path.insert(0, str(path.resolve().parent))  # like a script, it may import what lies beside it
+    if str(path.resolve().parent) not in sys.path:  # like a script, it may import what lies beside it
+        sys.path.insert(0, str(path.resolve().parent))
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         raise ValueError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
-    finally:
-        sys.path.pop(0)
     if not hasattr(module, attribute):
         raise ValueError(f"{path} does not define {attribute!r}; name what it defines as {path}:name")
     found = getattr(module, attribute)

@@ -6,7 +6,7 @@ B samples, N points of the finest mesh, K cells of this rank, Q quadrature point
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -146,7 +146,7 @@ class ReferenceSolver:
         self.problem, self.formulation, self.comm = problem, formulation, comm
         self._prepare(problem.check_levels(levels))
         self._set_up_forms()
-        self._ksp = _krylov_solver(comm, solver, petsc_options or {})
+        self._ksp, self._options = _krylov_solver(comm, solver, petsc_options or {})
         self._matrix: PETSc.Mat | None = None
 
     def _prepare(self, levels: int) -> None:
@@ -222,6 +222,8 @@ class ReferenceSolver:
         A.zeroRowsColumns(np.concatenate(rows).astype(PETSc.IntType), 1.0, x, b)
         self._ksp.setOperators(A)
         self._ksp.solve(b, x)
+        _forget(self._options)  # after the first solve all that is read late is read
+        self._options = ()
         reason = self._ksp.getConvergedReason()
         if reason < 0:
             raise RuntimeError(
@@ -283,8 +285,8 @@ def solve_reference(
     return ReferenceSolutions.stack(checked, results, record)
 
 
-def _krylov_solver(comm: MPI.Comm, solver: str, given: Mapping[str, Any]) -> PETSc.KSP:
-    """A KSP with our defaults, PETSc's command line over them, and `given` over both.
+def _krylov_solver(comm: MPI.Comm, solver: str, given: Mapping[str, Any]) -> tuple[PETSc.KSP, tuple[str, ...]]:
+    """A KSP with our defaults, PETSc's command line over them, and `given` over both; and the names of its options.
 
     They get a prefix of this solver alone: PETSc reads some of them late, and no other solver shall read them.
     """
@@ -293,18 +295,25 @@ def _krylov_solver(comm: MPI.Comm, solver: str, given: Mapping[str, Any]) -> PET
         defaults["pc_type"] = "hypre" if _has_hypre(comm) else "gamg"
     database = PETSc.Options()
     prefix = f"fem_frames_{next(_solver_numbers)}_"
-    for key, value in {**defaults, **database.getAll(), **given}.items():
-        if not key.startswith("fem_frames_"):
-            database[prefix + key] = value
+    shared = {key: value for key, value in database.getAll().items() if not key.startswith("fem_frames_")}
+    options = {prefix + key: value for key, value in {**defaults, **shared, **given}.items()}
+    for key, value in options.items():
+        database[key] = value
     ksp = PETSc.KSP().create(comm)
     ksp.setOptionsPrefix(prefix)
     try:
         ksp.setFromOptions()
     except PETSc.Error as error:
-        raise ValueError(
-            f"PETSc refuses the options {dict(given) or database.getAll()}: {' '.join(str(error).split())}"
-        ) from error
-    return ksp
+        _forget(options)
+        why = " ".join(str(error).split())
+        raise ValueError(f"PETSc refuses the options {dict(given) or shared}: {why}") from error
+    return ksp, tuple(options)
+
+
+def _forget(options: Iterable[str]) -> None:
+    """Takes options out of PETSc's database, which at the end would report those that nobody asked for."""
+    for key in options:
+        PETSc.Options().delValue(key)
 
 
 def _has_hypre(comm: MPI.Comm) -> bool:

@@ -11,6 +11,7 @@ import fnmatch
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -65,7 +66,12 @@ class Sweep:
             "seed": self.seed,
             "formulation": self.formulation,
             "solver": self.solver,
-            "petsc_options": {k: str(v) for k, v in (self.petsc_options or {}).items()},
+            # Those that only show something decide no numbers.
+            "petsc_options": {
+                name: str(value)
+                for name, value in (self.petsc_options or {}).items()
+                if not re.search(r"monitor|view|log|left", name)
+            },
         }
         return dict(json.loads(json.dumps(plan)))
 
@@ -141,7 +147,8 @@ def _solve_missing(
     solve = _solver(sweep, comm)
     for i in missing:
         solutions = solve_shard(solve, i)
-        end_if_orphaned(launcher)
+        if comm.size > 1:
+            end_if_orphaned(launcher)
 
         def finish(i: int = i, solutions: ReferenceSolutions = solutions) -> None:
             if comm.rank == 0:
@@ -154,7 +161,7 @@ def _solve_missing(
 def problem_digest(problem: Problem, levels: int, formulation: str) -> str:
     """A short name for mesh, coefficient, source and boundary data, which tells apart problems called the same.
 
-    By their values on the finest mesh for three y, to ten digits: functions have no other identity.
+    By their values on the finest mesh for three y, rounded: functions have no other identity.
     """
     hierarchy = MeshHierarchy.from_problem(problem, levels)
     y, x, regions = problem.parameters.sample(3, 0), hierarchy.centres()[:, None], hierarchy.regions(problem)
@@ -172,8 +179,10 @@ def problem_digest(problem: Problem, levels: int, formulation: str) -> str:
     ]
     digest = hashlib.sha256()
     for value in values:
-        mantissa, exponent = np.frexp(np.asarray(value, np.float64))
-        digest.update((np.round(mantissa, 10) + 0.0).tobytes() + exponent.astype(np.int64).tobytes())
+        array = np.asarray(value, np.float64)
+        size = np.abs(array).max(initial=0.0)
+        digest.update(f"{array.shape} {size:.6e}".encode())
+        digest.update((np.round(array / (size or 1.0), 9) + 0.0).tobytes())
     return digest.hexdigest()[:16]
 
 
@@ -196,12 +205,20 @@ def _hold(out: Path, parts: Path, plan: dict[str, Any], force: bool) -> IO[bytes
     if parts.exists():
         _check_ours(parts)
     held = lock(parts / "lock")
-    # Complete since the run that held the folder ended, or by one that was killed before it removed the folder.
-    if not force and _is_complete(out, plan):
+    try:
+        # Complete since the run that held the folder ended, or by one that was killed before it removed the folder.
+        complete = not force and _is_complete(out, plan)
+        if not complete:
+            _check_parts(parts, plan, force)
+    except BaseException:
+        held.close()
+        raise
+    for rest in [*parts.glob(".*.part"), *out.resolve().parent.glob(f".{out.resolve().name}.*.part")]:
+        rest.unlink()  # of a write that was killed
+    if complete:
         _remove(parts)
         held.close()
         return None
-    _check_parts(parts, plan, force)
     return held
 
 
@@ -212,10 +229,13 @@ def _is_complete(out: Path, plan: dict[str, Any]) -> bool:
     try:
         found = ReferenceSolutions.load(out).record
     except ValueError as error:
-        raise ValueError(f"{error}; it was left as it is: remove it, choose another name, or use --force") from error
+        raise ValueError(
+            f"{error}; it was left as it is: remove it, choose another name, or replace it by --force (force=True)"
+        ) from error
     if {key: found.get(key) for key in plan} != plan:
         raise ValueError(
-            f"{out} holds another sweep ({_difference(found, plan)}): choose another name, or use --force to replace it"
+            f"{out} holds another sweep ({_difference(found, plan)}): "
+            "choose another name, or replace it by --force (force=True)"
         )
     return True
 
@@ -223,9 +243,13 @@ def _is_complete(out: Path, plan: dict[str, Any]) -> bool:
 def _check_ours(parts: Path) -> None:
     """A ValueError if the folder of shards is none, or has anything in it that a sweep does not put there."""
     advice = "remove it, or choose another name than " + parts.name.removesuffix(".parts")
-    if not parts.is_dir():
+    if parts.exists() and not parts.is_dir():
         raise ValueError(f"{parts} is in the way of the folder for unfinished work: {advice}")
-    foreign = [p.name for p in parts.iterdir() if not any(fnmatch.fnmatch(p.name, known) for known in OUR_FILES)]
+    try:
+        names = [p.name for p in parts.iterdir()]
+    except FileNotFoundError:  # removed a moment ago, by the run that held it
+        return
+    foreign = [name for name in names if not any(fnmatch.fnmatch(name, known) for known in OUR_FILES)]
     if foreign:
         raise ValueError(f"{parts} holds {foreign[0]}, which is not of this program: {advice}")
 
@@ -246,18 +270,19 @@ def _check_parts(parts: Path, plan: dict[str, Any], force: bool) -> None:
         try:
             found = dict(json.loads(head.read_text()))
         except (OSError, ValueError, TypeError) as error:
-            raise ValueError(f"{parts} holds shards but no plan that can be read: remove it, or use --force") from error
+            raise ValueError(
+                f"{parts} holds shards but no plan that can be read: remove it, or replace it by --force (force=True)"
+            ) from error
         if found != plan:
             raise ValueError(
-                f"{parts} is an unfinished run of another sweep ({_difference(found, plan)}): remove it, or use --force"
+                f"{parts} is an unfinished run of another sweep ({_difference(found, plan)}): "
+                "remove it, or replace it by --force (force=True)"
             )
     else:
         for old in shards:
             old.unlink()
         with written_whole(head) as file:
             file.write(json.dumps(plan, indent=2).encode())
-    for rest in parts.glob(".*.part"):  # of a write that was killed
-        rest.unlink()
 
 
 def _difference(found: Mapping[str, Any], plan: Mapping[str, Any]) -> str:

@@ -32,6 +32,16 @@ def test_demo_hierarchy(tmp_path, ranks):
     assert (tmp_path / "lshape.h5").stat().st_size > 10_000
 
 
+@pytest.mark.serial
+def test_the_example_of_the_readme_runs(tmp_path):
+    program = (ROOT / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, env=dict(os.environ), check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("1056 nodal values, 1428 frame coefficients\n(4, 1089)")
+
+
 def test_nodal_values_find_their_points_in_dolfinx(comm, tmp_path):
     """What XDMF and DOLFINx users get: the function x₀, by its values at the exported points."""
     from dolfinx import io

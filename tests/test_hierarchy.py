@@ -125,6 +125,7 @@ def test_dirichlet_part_by_a_function_of_x():
         ((4,), r"no boundary facet carries the tag 4; the mesh has \[1, 2\]"),
         (lambda x: x[:, 0] < -5, "u is given nowhere"),
         (lambda x: x[:, 0] < 0.95, "ends inside the boundary facet"),
+        (lambda x: (x[:, 0] < 0.3) & (x[:, 1] < 0.1), "ends inside the boundary facet"),
         (lambda x: x, r"values of shape \(\d+, 2\) for x"),
         ((-1,), "no boundary facet carries the tag -1"),
     ],
@@ -133,6 +134,16 @@ def test_bad_boundary_parts_are_named(dirichlet, message):
     problem = Problem(SKEW, ByRegion({3: 0, 8: 1}), Uniform((1.0, 1.0), (2.0, 2.0)), dirichlet=dirichlet)
     with pytest.raises(ValueError, match=message):
         MeshHierarchy.from_problem(problem, 1).fixed_points(problem)
+
+
+def test_a_hierarchy_of_another_mesh_is_told_apart():
+    problem = Problem(SKEW, ByRegion({3: 0, 8: 1}), Uniform((1.0, 1.0), (2.0, 2.0)))
+    hierarchy = MeshHierarchy.from_problem(problem, 1)
+    hierarchy.check_problem(dataclasses.replace(problem, source=2.0))
+    other = MeshArrays(SKEW.points, SKEW.cells, regions=[8, 8, 3, 3])
+    for change in ({"mesh": other}, {"mesh": Grid((1, 1))}, {"refinement": "dolfinx"}):
+        with pytest.raises(ValueError, match="not of the mesh of custom"):
+            hierarchy.check_problem(dataclasses.replace(problem, **change))
 
 
 def test_every_part_of_the_domain_needs_dirichlet_data():

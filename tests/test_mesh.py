@@ -173,6 +173,19 @@ def test_tags_of_a_dolfinx_mesh_come_along(comm):
     assert np.abs(arrays.points[arrays.facets][..., 0]).max() == 0
 
 
+def test_tags_of_the_wrong_dimension_are_refused():
+    from dolfinx import mesh as dmesh
+
+    from fem_frames import dolfinx_door as door
+
+    mesh = dmesh.create_unit_square(MPI.COMM_SELF, 2, 2)
+    facets = np.sort(dmesh.locate_entities_boundary(mesh, 1, lambda x: np.isclose(x[0], 0))).astype(np.int32)
+    tags = dmesh.meshtags(mesh, 1, facets, np.full(len(facets), 9, np.int32))
+    with pytest.raises(ValueError, match="dimension 1 stand where those of dimension 2 are expected"):
+        door.arrays_of(mesh, tags)
+    assert len(door.arrays_of(mesh, None, tags).facets) == 2
+
+
 def test_a_slit_in_a_dolfinx_mesh_stays():
     """Two triangles that only touch, each with points of its own."""
     from fem_frames import dolfinx_door as door

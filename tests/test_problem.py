@@ -101,10 +101,12 @@ def test_bad_levels_are_refused(levels):
         (lambda: make_problem("absent.py"), "no file absent.py"),
         (lambda: Uniform((0.0,), (1.0, 2.0)), "as many lower as upper"),
         (lambda: square(dirichlet="left"), "dirichlet is 'left'"),
-        (lambda: square(dirichlet=5), "dirichlet is 5"),
+        (lambda: square(dirichlet=2.5), "dirichlet is 2.5"),
+        (lambda: square(dirichlet_value=np.ones(3)), "dirichlet_value must be a number or a function"),
+        (lambda: square(options={"a": np.ones(2)}), "recorded as JSON"),
         (lambda: square(quadrature_degree=1), "quadrature_degree is 1; a whole number of at least 2"),
         (lambda: square(quadrature_degree=2.5), "quadrature_degree is 2.5"),
-        (lambda: square(quadrature_degree=99), "up to 30"),
+        (lambda: square(quadrature_degree=99), "at most 30 is supported"),
         (lambda: square(first_level=-1), "first_level is -1"),
         (lambda: square(refinement="blue"), "choose from red, dolfinx"),
         (lambda: square(coefficient=1.0), "wrap a function: Pointwise"),
@@ -158,6 +160,18 @@ def test_coefficients_that_mix_up_their_axes_are_named(coefficient, message):
     x = np.random.default_rng(0).uniform(size=(3, 3, 2))
     with pytest.raises(ValueError, match=message):
         problem.coefficient_values(problem.tabulate(x, np.zeros(3, int)), np.ones((3, 3)), x)
+
+
+def test_facet_tags_come_in_many_forms():
+    for tags in (3, (3,), [3], {3}, np.array([3])):
+        assert square(dirichlet=tags).dirichlet == (3,)
+
+
+def test_functions_of_x_alone_are_named():
+    x = np.full((3, 1, 2), 0.5)
+    for change in ({"source": lambda x: x[..., 0]}, {"coefficient": Pointwise(lambda x: x[..., 0])}):
+        with pytest.raises(ValueError, match="functions of x and y are expected"):
+            square(**change).tabulate(x, np.zeros(3, int))
 
 
 def test_numbers_may_be_numpys():

@@ -199,11 +199,13 @@ def test_a_folder_of_other_things_is_kept(shared_path, comm):
     assert (parts / "thesis.txt").read_text() == "precious"
 
 
-def test_work_that_cannot_begin_leaves_no_folder(shared_path):
+def test_work_that_cannot_begin_leaves_no_folder(shared_path, comm):
     for petsc_options in ({"pc_type": "nonsense"}, {"ksp_type": "nonsense"}):
         with pytest.raises(ValueError, match="PETSc refuses"):
             run_sweep(sweep(petsc_options=petsc_options), shared_path / "r.npz")
+        comm.Barrier()
         assert not list(shared_path.iterdir())
+        comm.Barrier()
 
 
 @pytest.mark.serial

@@ -1,6 +1,7 @@
 """The command `fem-frames`: one module a subcommand, each with `add` that declares it and names what it runs.
 
-Bad input ends with one line and exit code 2, failure of the work itself with exit code 1.
+Bad input ends with one line and exit code 2, failure of the work itself with exit code 1; with FEM_FRAMES_TRACEBACK=1
+in the environment Python's traceback comes too.
 """
 
 from __future__ import annotations

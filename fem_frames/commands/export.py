@@ -43,15 +43,21 @@ def run(parsed: argparse.Namespace) -> None:
         if MPI.COMM_WORLD.rank > 0:
             return
     problem.check_levels(parsed.levels)
+    degree = problem.quadrature_degree if parsed.degree is None else parsed.degree
+    if not 1 <= degree <= 30:
+        raise ValueError(f"--degree is {degree}; give 1 to 30")
+    if parsed.degree is not None and parsed.sparse is None:
+        raise ValueError("--degree is that of the sparse D: give --sparse too")
     for place in (parsed.out, parsed.sparse):
         if place is not None and place.exists() and not parsed.force:
             raise ValueError(f"{place} is there already: choose another name, or use --force to replace it")
     check_writable(parsed.out)
-    degree = problem.quadrature_degree if parsed.degree is None else parsed.degree
     if parsed.sparse is not None:
         if parsed.sparse.resolve() == parsed.out.resolve():
             raise ValueError(f"--out and --sparse are both {parsed.out}; the one is a file, the other a folder")
-        check_writable(parsed.sparse.with_name(parsed.sparse.name + ".probe"))
+        if parsed.sparse.is_file():
+            raise ValueError(f"{parsed.sparse} is a file; --sparse needs a folder")
+        check_writable(parsed.sparse / "D.npz" if parsed.sparse.is_dir() else parsed.sparse)
     hierarchy = MeshHierarchy.from_problem(problem, parsed.levels)
     arrays = export_frame(hierarchy, problem, parsed.formulation, parsed.first_level)
     seconds = time.perf_counter() - start

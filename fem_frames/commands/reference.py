@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import shlex
 import time
 from pathlib import Path
 from typing import Any
@@ -45,7 +47,7 @@ def run(parsed: argparse.Namespace) -> None:
 
     comm = MPI.COMM_WORLD
     start = time.perf_counter()
-    options = petsc_options_of(parsed.petsc_arguments)
+    options = petsc_options_of([*shlex.split(os.environ.get("PETSC_OPTIONS", "")), *parsed.petsc_arguments])
     sweep = Sweep(
         problem_of(parsed), parsed.levels, parsed.samples, parsed.seed, parsed.formulation, parsed.solver, options
     )
@@ -67,7 +69,7 @@ def run(parsed: argparse.Namespace) -> None:
 
 
 def petsc_options_of(words: list[str]) -> dict[str, str | None]:
-    """PETSc's options by name that decide the numbers: those that only show something are left out."""
+    """PETSc's options by name, from words of a command line."""
     options: dict[str, str | None] = {}
     name = ""
     for word in words:
@@ -76,4 +78,4 @@ def petsc_options_of(words: list[str]) -> dict[str, str | None]:
             options[name] = None
         else:
             options[name] = word
-    return {name: value for name, value in options.items() if not re.search(r"monitor|view|log|left", name)}
+    return options

@@ -102,11 +102,11 @@ def progress_bar(text: str, wanted: bool) -> Iterator[Callable[[int, int], None]
 
 
 def _lines(text: str, seconds: float = 10.0) -> Callable[[int, int], None]:
-    said = [-seconds]
+    said, last = [-seconds], [-1]
 
     def line(done: int, count: int) -> None:
-        if done == count or time.monotonic() - said[0] >= seconds:
-            said[0] = time.monotonic()
+        if done != last[0] and (done == count or time.monotonic() - said[0] >= seconds):
+            said[0], last[0] = time.monotonic(), done
             print(f"{text}: {done} of {count}", file=sys.stderr, flush=True)
 
     return line
