@@ -113,7 +113,8 @@ def to_torch(matrix: Any, layout: str = "csr", dtype: Any = None, device: Any = 
         made = torch.sparse_coo_tensor(indices, torch.from_numpy(coo.data), coo.shape, check_invariants=True)
         return made.coalesce().to(dtype=dtype, device=device)
     if layout == "csr":
-        csr = sparse.csr_array(matrix)
+        csr = sparse.csr_array(matrix, copy=True)
+        csr.sum_duplicates()  # sorts too, which torch insists on
         rows, columns = (torch.from_numpy(a.astype(np.int64)) for a in (csr.indptr, csr.indices))
         values = torch.from_numpy(csr.data).to(dtype)
         with warnings.catch_warnings():

@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -30,6 +32,11 @@ from mpi4py import MPI
 from petsc4py import PETSc
 
 from fem_frames.mesh import Floats, Grid, Ints, MeshArrays, orient, row_keys
+
+# DOLFINx lets libraries loaded after it share their symbols; the kernels of torch.compile, all of one name, would then be
+# mixed up and write where they must not.
+if hasattr(sys, "getdlopenflags"):
+    sys.setdlopenflags(sys.getdlopenflags() & ~os.RTLD_GLOBAL)
 
 _OLD = not hasattr(basix, "ufl")  # before 0.7 elements came from UFL
 if not _OLD:

@@ -144,7 +144,7 @@ class ByRegion:
             for tag in sorted({*self.parameter, *self.fixed})
         ]
         values = namespace(y).concatenate(columns, 1)  # (B, regions)
-        return values[:, tables[0], None]
+        return values.T[tables[0]].T[..., None]  # rows of the transpose: last in memory the batch, as operators have it
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class Affine:
         mean, modes = tables  # (K, Q), (K, Q, p)
         if modes.shape[-1] != y.shape[-1]:
             raise ValueError(f"there are {modes.shape[-1]} modes for p = {y.shape[-1]} parameters; give one for each")
-        return mean + namespace(y).einsum("bp,kqp->bkq", y, modes)
+        return namespace(y).moveaxis(mean[..., None] + modes @ y.T, -1, 0)  # batch last in memory
 
 
 @dataclass(frozen=True)

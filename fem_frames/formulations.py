@@ -1,0 +1,354 @@
+"""The variational formulations (E) and (LS): C_y, A_y, load, loss and residual, for batches of y.
+
+u = lift + F w: the frame carries what is free, the lift the essential boundary data. For a batch of y the data are held
+with the batch last, like the states they meet.
+
+B samples, K finest cells, Q quadrature points in a cell, m numbers in a cell's state, L local dofs, d dimension.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fem_frames import tables
+from fem_frames.frame import Frame
+from fem_frames.operators import (
+    CellBlocks,
+    CellScalars,
+    Congruent,
+    LinearOperator,
+    NotFiniteError,
+    SparseRows,
+    dot,
+    flat_first,
+)
+from fem_frames.problem import Problem
+from fem_frames.rows import accumulation_dtype
+
+
+class Formulation(ABC):
+    """−div(a_y ∇u) = f_y over one frame."""
+
+    name: ClassVar[str]
+
+    def __init__(self, frame: Frame, problem: Problem) -> None:
+        arrays = frame.arrays
+        if arrays.formulation != self.name:
+            raise ValueError(
+                f"the frame was exported for {arrays.formulation!r}, but this is {self.name!r}: "
+                f"export it again with formulation={self.name!r}, or use make_formulation(frame, problem)"
+            )
+        self.frame, self.problem = frame, problem
+        self.wide = accumulation_dtype(frame.dtype)
+        """Coefficients, sources and sums over cells are computed in this precision: float32 for half."""
+        points = tables.quadrature_points(arrays)
+        try:
+            coefficient_tables = problem.tabulate(points, arrays.regions)
+        except (ValueError, IndexError) as error:
+            raise ValueError(f"problem {problem.name} does not fit the frame: {error}") from error
+        self._tables = tuple(self._as_data(table) for table in coefficient_tables)
+        self._points = self._as_data(points)  # (K, Q, d)
+        self._weights = self._as_data(arrays.rule_weights)  # (Q,)
+        self._lift = self._as_data(tables.lift_states(arrays))[None].to(frame.dtype)  # (1, K m)
+        self.lifted = bool((self._lift != 0).any())
+
+    # ---- data for a batch of y
+
+    def check_parameters(self, y: Tensor) -> Tensor:
+        """y as (B, p), or a ValueError that says what is wrong with it."""
+        p = self.problem.parameters.dimension
+        if not isinstance(y, Tensor):
+            raise ValueError(f"y must be a torch tensor, not {type(y).__name__}: use torch.as_tensor(y, dtype=…)")
+        if y.ndim not in (1, 2) or y.shape[-1] != p:
+            raise ValueError(
+                f"y has shape {tuple(y.shape)}, but {self.problem.name} has p = {p} parameters: "
+                f"pass (B, {p}) or ({p},); is it another problem's y?"
+            )
+        if y.dtype != self.frame.dtype:
+            raise ValueError(f"y is in {y.dtype}, the frame in {self.frame.dtype}: pass y.to({self.frame.dtype})")
+        if y.device != self.frame.device:
+            raise ValueError(f"y is on {y.device}, the frame on {self.frame.device}: move one of them")
+        if y.numel() == 0:
+            raise ValueError("y is empty: pass at least one sample")
+        y = y if y.ndim == 2 else y[None]
+        if _plain(y) and not torch.isfinite(y).all():
+            sample = int((~torch.isfinite(y)).any(1).nonzero()[0, 0])
+            raise NotFiniteError(f"y of sample {sample} is not finite: {y[sample].tolist()}")
+        return y
+
+    def coefficient(self, y: Tensor) -> Tensor:
+        """(K, Q, B) values of a_y at the quadrature points, (K, 1, B) where constant on cells; positive."""
+        a = self.problem.coefficient.evaluate(self._tables, self.check_parameters(y).to(self.wide))
+        a = self._spread(a, y, "the coefficient a")
+        if _plain(a):
+            low, high = torch.aminmax(a)
+            if not (low > 0 and high < torch.inf):  # false for NaN too
+                wrong = (~((a > 0) & (a < torch.inf))).nonzero()[0]
+                cell, q, sample = (int(i) for i in wrong)
+                where = [round(float(x), 6) for x in self._points[cell, q]]
+                raise ValueError(
+                    f"a_y must be positive and finite, but it is {float(a[cell, q, sample]):.3g} for sample {sample} "
+                    f"in cell {cell} at x = {where}; mend the coefficient or choose y inside the parameters "
+                    f"{self.problem.parameters}"
+                )
+        return a
+
+    def source(self, y: Tensor) -> Tensor:
+        """(K, Q, B) values of f_y at the quadrature points, (1, 1, 1) for a number; finite."""
+        if not callable(self.problem.source):
+            return torch.full((1, 1, 1), float(self.problem.source), dtype=self.wide, device=self.frame.device)
+        wide = self.check_parameters(y).to(self.wide)
+        f = self._spread(self.problem.source(self._points, wide[:, None, None, :]), y, "the source f")
+        if _plain(f) and not torch.isfinite(f).all():
+            cell, q, sample = (int(i) for i in (~torch.isfinite(f)).nonzero()[0])
+            where = [round(float(x), 6) for x in self._points[cell, q]]
+            raise NotFiniteError(f"f is not finite for sample {sample} at x = {where}")
+        return f
+
+    def mean(self, values: Tensor) -> Tensor:
+        """(K, B) means over the cells of values (K, Q, B) at quadrature points, or (K, 1, B) of constants."""
+        return values[:, 0] if values.shape[1] == 1 else (self._weights[:, None] * values).sum(1)
+
+    def _spread(self, values: Tensor, y: Tensor, what: str) -> Tensor:
+        """(B, K, Q) and what broadcasts to it, to (K, Q, B)."""
+        B, (K, Q) = y.shape[0] if y.ndim == 2 else 1, self._points.shape[:2]
+        values = torch.as_tensor(values, dtype=self.wide, device=self.frame.device)
+        try:
+            whole = values.expand(B, K, values.shape[-1] if values.ndim and values.shape[-1] == 1 else Q)
+        except RuntimeError as error:
+            raise ValueError(
+                f"{what} has values of shape {tuple(values.shape)}, which do not fit {(B, K, Q)}; "
+                "functions of x and y write x[..., i] and y[..., k]"
+            ) from error
+        return whole.permute(1, 2, 0)
+
+    def _as_data(self, table: np.ndarray) -> Tensor:
+        tensor = torch.as_tensor(np.array(table))  # a copy: the arrays are read-only
+        return tensor.to(self.frame.device, self.wide if tensor.is_floating_point() else tensor.dtype)
+
+    # ---- operators
+
+    @abstractmethod
+    def C(self, y: Tensor) -> LinearOperator:
+        """C_y, a small symmetric block on every finest cell, for states scaled by |T|^{1/2}."""
+
+    @abstractmethod
+    def local_matrices(self, y: Tensor) -> Tensor:
+        """(K, L, L, B) local stiffness matrices."""
+
+    def A(self, y: Tensor) -> Congruent:
+        """A_y on nodal values at free points: gathered to the cells, times local matrices, added up; no global matrix.
+
+        See "Matrix-free numerical realization" in the paper.
+        """
+        return Congruent(self._localisation(), CellBlocks(self.local_matrices(y).to(self.frame.dtype)))
+
+    def stable(self, y: Tensor) -> Congruent:
+        """DᵀC_yD."""
+        return Congruent(self.frame.D, self.C(y))
+
+    def bpx(self, y: Tensor) -> Congruent:
+        """HᵀA_yH, the same matrix by another route."""
+        return Congruent(self.frame.H, self.A(y))
+
+    def states(self, w: Tensor) -> Tensor:
+        """(B, K m) states of u = lift + F w."""
+        return self.frame.D(w) + self._lift if self.lifted else self.frame.D(w)
+
+    def synthesise(self, w: Tensor) -> dict[str, Tensor]:
+        """Of each field, the values (B, points) of lift + F w at all points of the finest mesh."""
+        return self.at_points(self.frame.H(w))
+
+    def at_points(self, nodal: Tensor) -> dict[str, Tensor]:
+        """Of each field, values (B, points) from the free nodal values (B, N) of all fields."""
+        found, start = {}, 0
+        for f in self.frame.arrays.fields:
+            free = torch.as_tensor(np.array(f.free[-1]), device=nodal.device)
+            lift = torch.as_tensor(np.array(f.lift)).to(nodal)
+            part = nodal[..., start : start + len(free)]
+            found[f.name] = lift.expand(*nodal.shape[:-1], -1).index_copy(-1, free, part + lift[free])
+            start += len(free)
+        return found
+
+    # ---- loss and residual
+
+    factor: ClassVar[float]
+    """The loss is factor · ⟨M w, w⟩ - 2 factor · ⟨load, w⟩ + constant."""
+
+    @abstractmethod
+    def loss(self, w: Tensor, y: Tensor) -> Tensor:
+        """(B,) the functional that the solution minimises, at u = lift + F w, from the states of the cells."""
+
+    @abstractmethod
+    def residual(self, w: Tensor, y: Tensor) -> Tensor:
+        """(B, Nhat) DᵀC_yD w - load, from the states: the gradient of the loss, divided by 2 · factor."""
+
+    @abstractmethod
+    def functional(self, y: Tensor) -> Tensor:
+        """(B or 1, N) load of source and Neumann data on the nodal basis, in the wide precision."""
+
+    @abstractmethod
+    def state_load(self, y: Tensor) -> Tensor:
+        """(B or 1, K m) load that acts on states: from the lift, and for (LS) from the source."""
+
+    @abstractmethod
+    def constant(self, y: Tensor) -> Tensor:
+        """(B,) the loss at w = 0."""
+
+    def load(self, y: Tensor) -> Tensor:
+        """(B, Nhat) right-hand side of DᵀC_yD w = load."""
+        load = self.frame.D.T(self.state_load(y)) + self._frame_functional(y)
+        return load.expand(self.check_parameters(y).shape[0], -1)
+
+    def nodal_load(self, y: Tensor) -> Tensor:
+        """(B, N) right-hand side of A_y v = load, v the free nodal values of u - lift."""
+        load = self._nodal_differential().T(self.state_load(y)) + self.functional(y).to(self.frame.dtype)
+        return load.expand(self.check_parameters(y).shape[0], -1)
+
+    def nodal_loss(self, v: Tensor, y: Tensor) -> Tensor:
+        """(B,) the loss as an expanded quadratic form in nodal values v = H w, without the stable representation.
+
+        For comparison: it loses all digits where the loss is small.
+        """
+        quadratic = self.A(y).quadratic(v) - 2 * dot(self.nodal_load(y), v)
+        return self.factor * quadratic + self.constant(y)
+
+    def to(self, dtype: torch.dtype | str | None = None, device: torch.device | str | None = None) -> Formulation:
+        """The formulation on the same frame in another precision or on another device."""
+        return type(self)(self.frame.to(dtype, device), self.problem)
+
+    def _check_coefficients(self, w: Tensor, y: Tensor) -> None:
+        self.frame.D.check(w, self.frame.frame_size)
+        rows, samples = (w.shape[0] if w.ndim == 2 else 1), (y.shape[0] if y.ndim == 2 else 1)
+        if w.ndim > 2 or (rows != samples and samples != 1):
+            raise ValueError(
+                f"w has shape {tuple(w.shape)} for {samples} samples y: pass (B, Nhat) = ({samples}, {w.shape[-1]})"
+            )
+        if _plain(w) and not torch.isfinite(w).all():
+            sample = int((~torch.isfinite(w.reshape(-1, w.shape[-1]))).any(1).nonzero()[0, 0])
+            raise NotFiniteError(
+                f"frame coefficients of sample {sample} are not finite: the net or solver overflowed in "
+                f"{w.dtype}; try a smaller rate or a wider dtype"
+            )
+
+    def _frame_functional(self, y: Tensor) -> Tensor:
+        return self._wide_frame().H.T(self.functional(y)).to(self.frame.dtype)
+
+    # Made when first needed: training needs none of them.
+
+    def _localisation(self) -> SparseRows:
+        if not hasattr(self, "_E"):
+            self._E = self.frame.localisation()
+        return self._E
+
+    def _nodal_differential(self) -> SparseRows:
+        if not hasattr(self, "_nodal"):
+            rows = tables.nodal_differential_rows(self.frame.arrays)
+            self._nodal = SparseRows(rows, self.frame.dtype, self.frame.device)
+        return self._nodal
+
+    def _wide_frame(self) -> Frame:
+        if not hasattr(self, "_wide"):
+            self._wide = self.frame if self.wide == self.frame.dtype else self.frame.to(self.wide)
+        return self._wide
+
+
+class Energy(Formulation):
+    """(E): minimise ½ ⟨a_y ∇u, ∇u⟩ - ⟨f_y, u⟩ - ⟨h, u⟩ on the Neumann boundary."""
+
+    name = "energy"
+    factor = 0.5
+
+    def __init__(self, frame: Frame, problem: Problem) -> None:
+        super().__init__(frame, problem)
+        arrays = frame.arrays
+        free, lift = arrays.fields[0].free[-1], arrays.fields[0].lift
+        # What does not depend on y: in float64, then rounded once.
+        nodal, on_lift = arrays.neumann_load[free], float(arrays.neumann_load @ lift)
+        if not callable(problem.source):
+            f = np.full(self._points.shape[:2], float(problem.source))
+            nodal = nodal + tables.nodal_functionals(arrays, f)
+            on_lift += float(np.einsum("k,q,kq,kq->", arrays.volumes, arrays.rule_weights, f, self._lift_values()))
+        self._fixed = torch.as_tensor(nodal)[None].to(frame.device, self.wide)  # (1, N)
+        exact = frame.to(torch.float64, "cpu").H
+        self._fixed_on_frame = exact.T(torch.as_tensor(nodal)[None]).to(frame.device, frame.dtype)  # (1, Nhat)
+        self._on_lift = on_lift
+
+    def C(self, y: Tensor) -> CellScalars:
+        # The gradient is constant on cells, so the mean of a_y is all that enters, exact if a_y is constant there.
+        return CellScalars(self.mean(self.coefficient(y)).to(self.frame.dtype), self.frame.arrays.dimension)
+
+    def local_matrices(self, y: Tensor) -> Tensor:
+        local = self._as_data(_gram(tables.local_states(self.frame.arrays)))  # (K, L, L)
+        return local[..., None] * self.mean(self.coefficient(y))[:, None, None]
+
+    def functional(self, y: Tensor) -> Tensor:
+        if not callable(self.problem.source):
+            return self._fixed
+        f = self.source(y) * self._as_data(self.frame.arrays.volumes)[:, None, None]
+        hats = self._as_data(self.frame.arrays.rule_points)  # (Q, L)
+        local = torch.einsum("q,kqb,ql->klb", self._weights, f, hats)
+        return self._wide_localisation().T(flat_first(local, y if y.ndim == 2 else y[None])) + self._fixed
+
+    def state_load(self, y: Tensor) -> Tensor:
+        return -self.C(y)(self._lift.expand(self.check_parameters(y).shape[0], -1)) if self.lifted else 0 * self._lift
+
+    def constant(self, y: Tensor) -> Tensor:
+        value = -self._on_lift - self._source_on_lift(y)
+        if self.lifted:
+            lift = self._lift.expand(self.check_parameters(y).shape[0], -1)
+            value = value + 0.5 * dot(self.C(y)(lift), lift)
+        return torch.as_tensor(value, dtype=self.wide, device=self.frame.device).expand(self.check_parameters(y).shape[0])
+
+    def loss(self, w: Tensor, y: Tensor) -> Tensor:
+        self._check_coefficients(w, y)
+        states, wide = self.states(w), self.wide
+        energy = 0.5 * dot(self.C(y)(states), states) - dot(self._frame_functional(y), w)
+        return energy - (self._on_lift + self._source_on_lift(y)).to(wide)
+
+    def residual(self, w: Tensor, y: Tensor) -> Tensor:
+        self._check_coefficients(w, y)
+        return self.frame.D.T(self.C(y)(self.states(w))) - self._frame_functional(y)
+
+    def _frame_functional(self, y: Tensor) -> Tensor:
+        return super()._frame_functional(y) if callable(self.problem.source) else self._fixed_on_frame
+
+    def _source_on_lift(self, y: Tensor) -> Tensor:
+        """(B,) or a number: ⟨f_y, lift⟩ for a source that depends on y."""
+        if not callable(self.problem.source) or not self.lifted:
+            return torch.zeros((), dtype=self.wide, device=self.frame.device)
+        weights = np.einsum("k,q,kq->kq", self.frame.arrays.volumes, self.frame.arrays.rule_weights, self._lift_values())
+        return (self.source(y) * self._as_data(weights)[..., None]).sum((0, 1))
+
+    def _lift_values(self) -> np.ndarray:
+        """(K, Q) the lift at the quadrature points."""
+        arrays = self.frame.arrays
+        return arrays.fields[0].lift[arrays.levels[-1].cells] @ arrays.rule_points.T
+
+    def _wide_localisation(self) -> SparseRows:
+        if not hasattr(self, "_wide_E"):
+            self._wide_E = self._wide_frame().localisation()
+        return self._wide_E
+
+
+def make_formulation(frame: Frame, problem: Problem) -> Formulation:
+    """The formulation that the frame was exported for."""
+    from fem_frames.least_squares import LeastSquares
+
+    kinds: dict[str, type[Formulation]] = {kind.name: kind for kind in (Energy, LeastSquares)}
+    return kinds[frame.arrays.formulation](frame, problem)
+
+
+def _plain(x: Tensor) -> bool:
+    """Whether values may be looked at: not while torch traces, differentiates forward or maps over a batch."""
+    return not (torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x))
+
+
+def _gram(local: np.ndarray) -> np.ndarray:
+    """(K, L, L) from local states (K, m, L)."""
+    return np.einsum("kml,kmn->kln", local, local)

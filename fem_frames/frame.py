@@ -1,0 +1,129 @@
+"""Frame: the torch operators of one multilevel frame, rounded once to a dtype and moved once to a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from fem_frames import tables
+from fem_frames.arrays import FrameArrays
+from fem_frames.operators import ExplicitOperator, FrameDifferential, FrameSynthesis, Prolongation, SparseRows
+from fem_frames.realisations import GatherDifferential, SparseDifferential
+
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
+
+
+def _recursive(arrays: FrameArrays, dtype: torch.dtype, device: torch.device) -> FrameDifferential:
+    return FrameDifferential(tables.differential_rows(arrays), _sizes(arrays), dtype, device)
+
+
+REALISATIONS: dict[str, Callable[..., ExplicitOperator]] = {
+    "recursive": _recursive,
+    "gather": GatherDifferential,
+    "sparse": SparseDifferential,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """P_j, H and D of one frame."""
+
+    arrays: FrameArrays
+    dtype: torch.dtype
+    device: torch.device
+    H: FrameSynthesis
+    """Frame coefficients (Nhat) to nodal values (N)."""
+    D: ExplicitOperator
+    """Frame coefficients (Nhat) to the state of every finest cell (K m)."""
+
+    @classmethod
+    def from_arrays(
+        cls,
+        arrays: FrameArrays,
+        dtype: torch.dtype | str = torch.float32,
+        device: torch.device | str = "cpu",
+        differential: str = "recursive",
+        **options: Any,
+    ) -> Frame:
+        """The frame in float16, bfloat16, float32 or float64.
+
+        `differential` chooses the realisation of D: "recursive", "gather" (`accumulate`), "sparse" (`layout`,
+        `accumulate`), with options in brackets; all give the same numbers up to rounding.
+        """
+        dtype, device = check_dtype(dtype), check_device(device)
+        _check_range(arrays, dtype)
+        H = FrameSynthesis(tables.synthesis_rows(arrays), _sizes(arrays), dtype, device)
+        return cls(arrays, dtype, device, H, make_differential(arrays, dtype, device, differential, **options))
+
+    def with_differential(self, name: str, **options: Any) -> Frame:
+        """The same frame with another realisation of D."""
+        return replace(self, D=make_differential(self.arrays, self.dtype, self.device, name, **options))
+
+    def to(self, dtype: torch.dtype | str | None = None, device: torch.device | str | None = None) -> Frame:
+        """The frame with recursive D in another precision, from the arrays in float64, or on another device."""
+        return Frame.from_arrays(self.arrays, self.dtype if dtype is None else dtype, device or self.device)
+
+    @property
+    def level_sizes(self) -> dict[str, tuple[int, ...]]:
+        """Of each field, the number of frame coefficients on every level, from coarse to fine."""
+        return {f.name: f.level_sizes for f in self.arrays.fields}
+
+    @property
+    def frame_size(self) -> int:
+        """Nhat, length of the vector of frame coefficients: by field, then by level."""
+        return self.arrays.frame_size
+
+    def P(self, level: int, field: str = "u") -> Prolongation:
+        """P_j for j = `level`: nodal values at free points of level j-1 to those of level j."""
+        first, last = self.arrays.first_level + 1, self.arrays.finest_level
+        if not first <= level <= last:
+            raise ValueError(f"there is no prolongation to level {level}; the frame has those to {first}, …, {last}")
+        found = next((f for f in self.arrays.fields if f.name == field), None)
+        if found is None:
+            raise ValueError(f"there is no field {field!r}; the frame has {', '.join(self.level_sizes)}")
+        rows = tables.prolongation_rows(self.arrays, found, level - self.arrays.first_level)
+        return Prolongation(rows, self.dtype, self.device)
+
+    def localisation(self) -> SparseRows:
+        """E: nodal values to their copies on every finest cell; its transpose adds up what cells contribute."""
+        return SparseRows(tables.localisation_rows(self.arrays), self.dtype, self.device)
+
+
+def make_differential(
+    arrays: FrameArrays, dtype: torch.dtype, device: torch.device, name: str, **options: Any
+) -> ExplicitOperator:
+    if name not in REALISATIONS:
+        raise ValueError(f"differential is {name!r}; choose from {', '.join(REALISATIONS)}")
+    try:
+        return REALISATIONS[name](arrays, dtype, device, **options)
+    except TypeError as error:
+        raise ValueError(f"the differential {name} cannot be made with the options {options}: {error}") from error
+
+
+def check_dtype(dtype: torch.dtype | str) -> torch.dtype:
+    found = DTYPES.get(str(dtype).removeprefix("torch."))
+    if found is None:
+        raise ValueError(f"dtype is {dtype!r}; choose from {', '.join(DTYPES)}")
+    return found
+
+
+def check_device(device: torch.device | str) -> torch.device:
+    """The device, with its index where it has one, so that it compares equal to that of tensors on it."""
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError, ValueError) as error:
+        raise ValueError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}; try 'cpu'") from error
+
+
+def _check_range(arrays: FrameArrays, dtype: torch.dtype) -> None:
+    """H1-normalised hats of large domains or high dimension may be too large for half precision."""
+    largest = max((float(s.max()) for f in arrays.fields for s in f.scale if len(s)), default=0.0)
+    if largest > torch.finfo(dtype).max:
+        raise ValueError(f"normalised hats of size {largest:.2g} are too large for {dtype}: use float32 or bfloat16")
+
+
+def _sizes(arrays: FrameArrays) -> list[tuple[int, ...]]:
+    return [f.level_sizes for f in arrays.fields]

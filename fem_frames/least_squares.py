@@ -1,0 +1,171 @@
+"""The first-order least-squares formulation (LS), with the flux σ = a_y ∇u as a second field.
+
+Its loss is a sum of squared residuals over cells, evaluated as such: expanded into a quadratic form it would lose all
+digits near the solution. Unlike the energy it measures the error itself.
+
+B samples, K finest cells, Q quadrature points in a cell, m = 2d + 1 numbers (g, τ_c, q) in a cell's state.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fem_frames import tables
+from fem_frames.formulations import Formulation
+from fem_frames.frame import Frame
+from fem_frames.operators import Congruent, LinearOperator, cells_last, flat_first
+from fem_frames.problem import Problem
+
+
+class FluxResidual(LinearOperator):
+    """R_y: states (g, τ_c, q) to residuals on every cell, so that C_y = R_yᵀ R_y.
+
+    The first residual of a cell is its divergence q, the others make up τ/a - g with τ(x) = τ_c + (q/d)(x - x_c).
+    """
+
+    def __init__(self, inverse: Tensor, residuals: int, dimension: int, dtype: torch.dtype) -> None:
+        """`inverse` (K, Q, B): 1/a in the precision to compute in; results are rounded to dtype."""
+        K, _, self.batch = inverse.shape
+        self.shape = (K * residuals, K * (2 * dimension + 1))
+        self.dtype, self.device, self.dimension, self.residual_size = dtype, inverse.device, dimension, residuals
+
+    @abstractmethod
+    def cells(self, s: Tensor) -> Tensor:
+        """(K, m, B) to (K, residuals, B)."""
+
+    @abstractmethod
+    def cells_transposed(self, r: Tensor) -> Tensor:
+        """(K, residuals, B) to (K, m, B)."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.check(x, self.shape[1])
+        return flat_first(self.cells(cells_last(x, 2 * self.dimension + 1)).to(self.dtype), x)
+
+    def T(self, z: Tensor) -> Tensor:
+        self.check(z, self.shape[0])
+        return flat_first(self.cells_transposed(cells_last(z, self.residual_size)).to(self.dtype), z)
+
+
+class ConstantFluxResidual(FluxResidual):
+    """a constant on cells: residuals q, √κ q/(d a) and τ_c/a - g with κ the mean of |x - x_c|², exact in closed form."""
+
+    def __init__(self, inverse: Tensor, spread: Tensor, dimension: int, dtype: torch.dtype) -> None:
+        """`inverse` (K, 1, B): 1/a; `spread` (K,): √κ/d."""
+        super().__init__(inverse, dimension + 2, dimension, dtype)
+        self._inverse, self._slope = inverse, spread[:, None, None] * inverse  # (K, 1, B)
+
+    def cells(self, s: Tensor) -> Tensor:
+        d = self.dimension
+        g, centre, q = s[:, :d], s[:, d : 2 * d], s[:, 2 * d :]
+        return torch.cat([q.to(self._slope.dtype), self._slope * q, self._inverse * centre - g], dim=1)
+
+    def cells_transposed(self, r: Tensor) -> Tensor:
+        divergence, slope, flux = r[:, :1], r[:, 1:2], r[:, 2:]
+        return torch.cat([-flux, self._inverse * flux, divergence + self._slope * slope], dim=1)
+
+
+class QuadratureFluxResidual(FluxResidual):
+    """a varies on cells: residuals q and, at each quadrature point, τ(x)/a(x) - g times the root of the weight."""
+
+    def __init__(self, inverse: Tensor, weights: Tensor, offsets: Tensor, dtype: torch.dtype) -> None:
+        """`inverse` (K, Q, B): 1/a; `weights` (Q,), sum 1; `offsets` (K, Q, d): (x - x_c)/d."""
+        Q, d = offsets.shape[1:]
+        super().__init__(inverse, 1 + Q * d, d, dtype)
+        self._inverse, self._offsets = inverse[:, :, None], offsets[..., None]  # (K, Q, 1, B), (K, Q, d, 1)
+        self._roots = weights.sqrt()[:, None, None]  # (Q, 1, 1)
+
+    def cells(self, s: Tensor) -> Tensor:
+        d = self.dimension
+        g, centre, q = s[:, None, :d], s[:, None, d : 2 * d], s[:, 2 * d :]
+        flux = self._inverse * (centre + q[:, None] * self._offsets) - g  # (K, Q, d, B)
+        return torch.cat([q.to(flux.dtype), (self._roots * flux).flatten(1, 2)], dim=1)
+
+    def cells_transposed(self, r: Tensor) -> Tensor:
+        flux = self._roots * r[:, 1:].unflatten(1, (-1, self.dimension))  # (K, Q, d, B)
+        weighted = self._inverse * flux
+        q = r[:, :1] + (weighted * self._offsets).sum((1, 2))[:, None]
+        return torch.cat([-flux.sum(1), weighted.sum(1), q], dim=1)
+
+
+class LeastSquares(Formulation):
+    """(LS): minimise ‖div σ + f_y‖² + ‖a_y^{-1} σ - ∇u‖².
+
+    With σ = a_y ∇u the first residual is div σ + f; the paper prints -f. In one dimension the flux is P1; for triangles
+    Raviart-Thomas elements enter through `tables.nodal_states`, as what follows is written for any d.
+    """
+
+    name = "least-squares"
+    factor = 1.0
+
+    def __init__(self, frame: Frame, problem: Problem) -> None:
+        super().__init__(frame, problem)
+        arrays, d = frame.arrays, frame.arrays.dimension
+        corners = arrays.points[arrays.levels[-1].cells] - arrays.centres[:, None]  # (K, d+1, d)
+        square = (corners**2).sum(axis=(1, 2)) / ((d + 1) * (d + 2))  # (K,) mean of |x - x_c|²
+        self._spread_root = self._as_data(np.sqrt(square) / d)
+        self._offsets = self._as_data((tables.quadrature_points(arrays) - arrays.centres[:, None]) / d)
+        self._volume_roots = self._as_data(np.sqrt(arrays.volumes))[:, None]  # (K, 1)
+
+    def R(self, y: Tensor) -> FluxResidual:
+        """R_y, of which C_y = R_yᵀ R_y."""
+        inverse, dtype = 1 / self.coefficient(y), self.frame.dtype
+        if inverse.shape[1] == 1:
+            return ConstantFluxResidual(inverse, self._spread_root, self.frame.arrays.dimension, dtype)
+        return QuadratureFluxResidual(inverse, self._weights, self._offsets, dtype)
+
+    def C(self, y: Tensor) -> Congruent:
+        return Congruent(self.R(y))
+
+    def local_matrices(self, y: Tensor) -> Tensor:
+        R = self.R(y)
+        local = self._as_data(tables.local_states(self.frame.arrays))  # (K, m, L)
+        columns = [R.cells(local[:, :, i, None].expand(-1, -1, R.batch or 1)) for i in range(local.shape[2])]
+        residuals = torch.stack(columns, dim=2)  # (K, r, L, B)
+        return torch.einsum("krlb,krnb->klnb", residuals, residuals)
+
+    def residuals(self, states: Tensor, y: Tensor) -> Tensor:
+        """(K, r, B) residuals from the states (B, K m) of lift + F w, in the wide precision."""
+        R = self.R(y)
+        r = R.cells(cells_last(states, 2 * R.dimension + 1))
+        return torch.cat([r[:, :1] + self._scaled_source(y)[:, None], r[:, 1:]], dim=1)
+
+    def loss(self, w: Tensor, y: Tensor) -> Tensor:
+        self._check_coefficients(w, y)
+        return self.residuals(self.states(w), y).square().sum((0, 1)) + self.oscillation(y)
+
+    def residual(self, w: Tensor, y: Tensor) -> Tensor:
+        self._check_coefficients(w, y)
+        r = self.residuals(self.states(w), y)
+        return self.frame.D.T(flat_first(self.R(y).cells_transposed(r).to(self.frame.dtype), w))
+
+    def oscillation(self, y: Tensor) -> Tensor:
+        """(B,) ‖f - f̄‖², f̄ the means over cells: the part of the loss that no discrete flux can change."""
+        f = self.source(y)
+        if f.shape[1] == 1:
+            return f.new_zeros(self.check_parameters(y).shape[0])
+        off = self.mean((f - self.mean(f)[:, None]).square())  # (K, B)
+        return (self._volume_roots**2 * off).sum(0)
+
+    def functional(self, y: Tensor) -> Tensor:
+        return torch.zeros(1, self.frame.arrays.nodal_size, dtype=self.wide, device=self.frame.device)
+
+    def state_load(self, y: Tensor) -> Tensor:
+        y = self.check_parameters(y)
+        r = self.residuals(self._lift.expand(len(y), -1), y)
+        return flat_first(-self.R(y).cells_transposed(r).to(self.frame.dtype), y)
+
+    def constant(self, y: Tensor) -> Tensor:
+        y = self.check_parameters(y)
+        r = self.residuals(self._lift.expand(len(y), -1), y)
+        return r.square().sum((0, 1)) + self.oscillation(y)
+
+    def _frame_functional(self, y: Tensor) -> Tensor:
+        return torch.zeros(1, self.frame.frame_size, dtype=self.frame.dtype, device=self.frame.device)
+
+    def _scaled_source(self, y: Tensor) -> Tensor:
+        """(K, B) means of f over cells, times |T|^{1/2}."""
+        return self._volume_roots * self.mean(self.source(y))

@@ -1,0 +1,76 @@
+"""Sparse matrices by rows: the building block that P_j, H and D are made of.
+
+A product gathers rows of x and sums them. The transpose is a table of its own that gathers too, so neither it nor a
+backward pass needs atomic additions: sums are deterministic, and in half precision they are accumulated in float32.
+
+R rows, n columns, B samples; the batch is last, so that a gathered row is contiguous.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fem_frames.mesh import Floats, Ints
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """A sparse matrix in NumPy and float64: row r has the entries starts[r], …, starts[r + 1] - 1."""
+
+    starts: Ints  # (R + 1,)
+    columns: Ints  # (entries,)
+    weights: Floats  # (entries,)
+    shape: tuple[int, int]
+
+    @classmethod
+    def from_entries(
+        cls, rows: npt.ArrayLike, columns: npt.ArrayLike, weights: npt.ArrayLike, shape: tuple[int, int]
+    ) -> Rows:
+        """From arrays that broadcast, each entry given once, in any order; zeros are left out."""
+        row, column, weight = (np.ravel(a) for a in np.broadcast_arrays(rows, columns, weights))
+        keep = weight != 0
+        row, column, weight = row[keep], column[keep], weight[keep]
+        order = np.lexsort((column, row))
+        starts = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=shape[0]))])
+        return cls(starts, column[order], weight[order].astype(np.float64), shape)
+
+    def transposed(self) -> Rows:
+        rows = np.repeat(np.arange(self.shape[0]), np.diff(self.starts))
+        return Rows.from_entries(self.columns, rows, self.weights, self.shape[::-1])
+
+
+class RowsProduct:
+    """Rows times (n, B) in torch, rounded once to dtype.
+
+    By `embedding_bag`, torch's kernel for weighted sums of gathered rows: as fast as a compiled recursion without
+    compiling anything, and right in half precision.
+    """
+
+    def __init__(self, rows: Rows, dtype: torch.dtype, device: torch.device) -> None:
+        self.shape = rows.shape
+        index = torch.int32 if max(len(rows.columns), *rows.shape) < 2**31 else torch.int64
+        self._starts = torch.as_tensor(rows.starts).to(device, index)
+        self._columns = torch.as_tensor(rows.columns).to(device, index)
+        self._weights = torch.as_tensor(rows.weights).to(device, dtype)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """(n, B) to (R, B)."""
+        if not len(self._columns):
+            return x.new_zeros(self.shape[0], x.shape[1])
+        return torch.nn.functional.embedding_bag(
+            self._columns,
+            x,
+            self._starts,
+            mode="sum",
+            per_sample_weights=self._weights,
+            include_last_offset=True,
+        )
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The precision sums are accumulated in: float32 for the half precisions, otherwise their own."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
