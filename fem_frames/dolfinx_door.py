@@ -33,8 +33,8 @@ from petsc4py import PETSc
 
 from fem_frames.mesh import Floats, Grid, Ints, MeshArrays, orient, row_keys
 
-# DOLFINx lets libraries loaded after it share their symbols; the kernels of torch.compile, all of one name, would then be
-# mixed up and write where they must not.
+# DOLFINx lets libraries loaded after it share their symbols; the kernels of torch.compile, all of one name, would then
+# be mixed up and write where they must not.
 if hasattr(sys, "getdlopenflags"):
     sys.setdlopenflags(sys.getdlopenflags() & ~os.RTLD_GLOBAL)
 
@@ -120,16 +120,29 @@ def refine(coarse: dmesh.Mesh) -> tuple[dmesh.Mesh, Ints]:
     return fine, np.asarray(parent, np.int64)[input_cells(fine)]  # parents come in input order
 
 
+# Edges of a simplex by their ends; its 2^d children by its corners and, counted on from them, midpoints of its edges.
+_EDGES = {1: [[0, 1]], 2: [[0, 1], [0, 2], [1, 2]], 3: [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]}
+_CHILDREN = {
+    1: [[0, 2], [2, 1]],
+    2: [[0, 3, 4], [3, 1, 5], [4, 5, 2], [3, 5, 4]],
+    3: [
+        *([0, 4, 5, 6], [4, 1, 7, 8], [5, 7, 2, 9], [6, 8, 9, 3]),  # at the corners
+        *([4, 5, 6, 8], [4, 5, 7, 8], [5, 6, 8, 9], [5, 7, 8, 9]),  # of the octahedron, cut along the edge 5-8
+    ],
+}
+
+
 def refine_red(coarse: dmesh.Mesh) -> tuple[dmesh.Mesh, Ints]:
-    """Like `refine`, for intervals and triangles: into halves, and into four triangles similar to their parent.
+    """Like `refine`, but into halves, four triangles similar to their parent, or eight tetrahedra after Bey.
 
     DOLFINx itself cuts triangles by their longest edge if their edges differ by a factor of √2 or more, which
     right isosceles triangles meet exactly: what it does to them hangs on rounding, and conditions frames worse.
+    Bey's rule takes the order of a cell's vertices into account: tetrahedra of at most three shapes come from one, and
+    cubes cut into six along ascending paths (Kuhn) stay so cut on all levels, every inner point like any other.
     """
     x, cells = coordinates(coarse), nodes(coarse)
     d = cells.shape[1] - 1
-    corners = np.array([[0, 1]] if d == 1 else [[0, 1], [0, 2], [1, 2]])
-    children = np.array([[0, 2], [2, 1]] if d == 1 else [[0, 3, 4], [3, 1, 5], [4, 5, 2], [3, 5, 4]])
+    corners, children = np.array(_EDGES[d]), np.array(_CHILDREN[d])
     edges = np.sort(cells[:, corners], axis=-1).reshape(-1, 2)
     key, middle = np.unique(row_keys(edges, len(x)), return_inverse=True)
     ends = np.stack(np.divmod(key, len(x)), axis=1)

@@ -1,7 +1,7 @@
 """Nested meshes: a coarse mesh and its uniform refinements by DOLFINx, in a numbering of our own.
 
 The numbering depends neither on the DOLFINx release nor on MPI: points of a level come first on the next, new
-ones follow in the order of the edges they halve; the children of cell c are the cells 2^d c, …, 2^d c + 2^d - 1;
+ones follow in the order of the cells they lie in; the children of cell c are the cells 2^d c, …, 2^d c + 2^d - 1;
 vertices ascend within a cell. So the ancestor of fine cell c, j levels up, is c >> (d j).
 
 N points, K cells, F boundary facets, d dimension, J the finest level.
@@ -63,8 +63,9 @@ class MeshHierarchy:
             raise ValueError(f"refinement is {refinement!r}; choose from {', '.join(REFINEMENTS)}")
         if len(coarse.cells) * 2 ** (coarse.dimension * levels) > CELL_LIMIT:
             raise ValueError(f"levels = {levels} would make more than {CELL_LIMIT:.1e} cells; use fewer levels")
-        halve = door.refine_red if refinement == "red" and coarse.dimension < 3 else door.refine
-        mesh = door.create(coarse.points, coarse.cells, MPI.COMM_SELF)
+        halve = door.refine_red if refinement == "red" else door.refine
+        # Ascending vertices: those of a grid's tetrahedra are then in the order that keeps them alike when refined.
+        mesh = door.create(coarse.points, np.sort(coarse.cells, axis=1), MPI.COMM_SELF)
         cell_number = door.input_cells(mesh)
         facets = boundary_facets(coarse.cells)
         meshes = [Level(np.sort(coarse.cells, axis=1), np.zeros((0, 2), np.int64), facets, np.arange(len(facets)))]
@@ -216,10 +217,14 @@ def _renumber(coarse: Level, points: Floats, fine: Any, parent: Ints) -> tuple[L
     ends_of_node = np.zeros((len(x), 2), np.int64)
     ends_of_node[table] = np.stack([low, high], axis=-1)
     new = ends_of_node[:, 0] != ends_of_node[:, 1]
-    key, order = np.unique(row_keys(ends_of_node[new], count), return_inverse=True)
+    # In the order of the cells they lie in: what is gathered from cells to points then comes from the cache.
+    first_parent = np.full(len(x), len(coarse.cells))
+    np.minimum.at(first_parent, table, parent[:, None])
+    key = row_keys(ends_of_node[new], count)
+    order = np.lexsort((key, first_parent[new]))
     number = ends_of_node[:, 0].copy()
-    number[new] = count + order
-    ends = np.stack(np.divmod(key, count), axis=1)
+    number[np.flatnonzero(new)[order]] = count + np.arange(len(order))
+    ends = np.stack(np.divmod(key[order], count), axis=1)
     cells = np.sort(number[table], axis=1)
     position = np.lexsort((*cells.T[::-1], parent))
     assert (parent[position] == np.repeat(np.arange(len(coarse.cells)), 2**d)).all(), "a cell has not 2^d children"

@@ -216,7 +216,7 @@ class Problem:
     regions: Callable[[Floats], npt.ArrayLike] | None = None
     """Region tags from the midpoints (K, d) of the finest cells; None: the mesh's tags, inherited."""
     refinement: str = "red"
-    """"red": triangles into four similar ones; "dolfinx": by DOLFINx's rule, as tetrahedra always are."""
+    """"red": triangles into four similar ones, tetrahedra into eight after Bey; "dolfinx": by DOLFINx's rule."""
     quadrature_degree: int = 2
     """Polynomials of this degree are integrated exactly when a_y or f varies inside cells."""
     first_level: int = 0

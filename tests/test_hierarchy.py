@@ -183,11 +183,13 @@ def test_numbering_is_known():
 @pytest.mark.parametrize(
     ("shape", "levels", "refinement", "digest"),
     [
-        ((3,), 3, "red", "217770d2a9"),
-        ((3, 2), 3, "red", "fbf2904c40"),
-        ((3, 2), 3, "dolfinx", "bd068208e7"),
-        ((1, 1, 1), 3, "red", "6ae7f4319b"),
-        ((2, 3, 1), 2, "red", "f09344c806"),
+        ((3,), 3, "red", "9aae2a9a13"),
+        ((3, 2), 3, "red", "a9d693604f"),
+        ((3, 2), 3, "dolfinx", "11fcf24907"),
+        ((1, 1, 1), 3, "red", "2212aaba39"),
+        ((2, 3, 1), 2, "red", "4a867bc6b9"),
+        ((1, 1, 1), 3, "dolfinx", "ac11cd1780"),
+        ((2, 3, 1), 2, "dolfinx", "37091aaaec"),
     ],
 )
 def test_numbering_depends_on_no_release(shape, levels, refinement, digest):
@@ -209,3 +211,24 @@ def test_red_triangles_are_similar_to_their_parents():
         return np.sort(np.linalg.norm(corners - np.roll(corners, 1, axis=1), axis=-1), axis=1)
 
     np.testing.assert_allclose(edge_lengths(3), np.repeat(edge_lengths(0), 4**3, axis=0) / 2**3, rtol=1e-10)
+
+
+def test_red_tetrahedra_have_at_most_three_shapes():
+    """Bey's refinement: as many shapes as on the first level come from any tetrahedron, whatever the level."""
+    coarse = MeshArrays(
+        np.array([[0.0, 0, 0], [1.1, 0.2, 0], [0.3, 0.9, 0.1], [0.2, 0.3, 1.3]]), np.array([[0, 1, 2, 3]])
+    )
+    hierarchy = MeshHierarchy.refine(coarse, 4)
+    for level in (1, 4):
+        corners = hierarchy.points[hierarchy.levels[level].cells]
+        pairs = [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
+        lengths = np.sort(np.stack([np.linalg.norm(corners[:, i] - corners[:, j], axis=1) for i, j in pairs], axis=1))
+        assert len(np.unique(np.round(lengths * 2**level, 9), axis=0)) <= 3
+
+
+def test_red_cubes_stay_as_they_are_cut():
+    """Every inner point of a refined cube has 24 tetrahedra around it, as on a grid; DOLFINx's rule gives 16 or 48."""
+    for refinement, expected in (("red", {24}), ("dolfinx", {16, 48})):
+        hierarchy = MeshHierarchy.refine(coarse_mesh(Grid((1, 1, 1))), 3, refinement)
+        inner = np.setdiff1d(np.arange(len(hierarchy.points)), hierarchy.finest.facets)
+        assert set(np.bincount(hierarchy.finest.cells.ravel())[inner].tolist()) == expected
