@@ -13,11 +13,17 @@ __version__ = "0.1.0"
 _HOMES = {
     "FrameArrays": "arrays",
     "export_frame": "export",
+    "Energy": "formulations",
+    "make_formulation": "formulations",
+    "Frame": "frame",
     "MeshHierarchy": "hierarchy",
+    "LeastSquares": "least_squares",
     "Grid": "mesh",
     "MeshArrays": "mesh",
     "read_gmsh": "mesh",
     "error_norms": "norms",
+    "Congruent": "operators",
+    "LinearOperator": "operators",
     "Affine": "problem",
     "ByRegion": "problem",
     "ExpAffine": "problem",
@@ -31,6 +37,11 @@ _HOMES = {
     "ReferenceSolutions": "reference",
     "ReferenceSolver": "reference",
     "solve_reference": "reference",
+    "conjugate_gradients": "solvers",
+    "solve": "solvers",
+    "condition_numbers": "spectra",
+    "error_bound": "spectra",
+    "frame_bounds": "spectra",
     "Sweep": "sweep",
     "run_sweep": "sweep",
 }
@@ -39,12 +50,18 @@ __all__ = sorted(_HOMES)
 if TYPE_CHECKING:
     from fem_frames.arrays import FrameArrays
     from fem_frames.export import export_frame
+    from fem_frames.formulations import Energy, make_formulation
+    from fem_frames.frame import Frame
     from fem_frames.hierarchy import MeshHierarchy
+    from fem_frames.least_squares import LeastSquares
     from fem_frames.mesh import Grid, MeshArrays, read_gmsh
     from fem_frames.norms import error_norms
+    from fem_frames.operators import Congruent, LinearOperator
     from fem_frames.problem import Affine, ByRegion, ExpAffine, Gaussian, Pointwise, Problem, Uniform, namespace
     from fem_frames.problems import PROBLEMS, make_problem
     from fem_frames.reference import ReferenceSolutions, ReferenceSolver, solve_reference
+    from fem_frames.solvers import conjugate_gradients, solve
+    from fem_frames.spectra import condition_numbers, error_bound, frame_bounds
     from fem_frames.sweep import Sweep, run_sweep
 
 

@@ -7,8 +7,8 @@ N points and K cells of the finest level J, j a level, n_j free dofs of a field 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,38 @@ class FrameArrays:
     def point_count(self, index: int) -> int:
         """Number of points of levels[index]."""
         return len(self.points) - sum(len(level.ends) for level in self.levels[index + 1 :])
+
+    def coarsened(self, level: int, regions: Callable[[Floats], npt.ArrayLike] | None = None) -> FrameArrays:
+        """The frame that ends at a coarser level, on the same problem.
+
+        `regions` gives the tags from the midpoints (K, d) of cells, as `Problem.regions` does; None: a cell has that of
+        its first child, right where children inherit it.
+        """
+        if not self.first_level <= level <= self.finest_level:
+            raise ValueError(f"level is {level}; the frame has the levels {self.first_level} to {self.finest_level}")
+        count = level - self.first_level + 1
+        levels, d = self.levels[:count], self.dimension
+        points = self.points[: self.point_count(count - 1)].copy()
+        load = self.neumann_load.copy()
+        for index in range(len(self.levels) - 1, count - 1, -1):  # a coarse hat is made of finer ones
+            size, ends = self.point_count(index - 1), self.levels[index].ends
+            np.add.at(load, ends, 0.5 * load[size : size + len(ends), None])
+            load = load[:size].copy()
+        K = len(levels[-1].cells)
+        centres = points[levels[-1].cells].mean(axis=1)
+        tags = self.regions[:: len(self.regions) // K].copy() if regions is None else np.asarray(regions(centres))
+        return replace(
+            self,
+            points=points,
+            levels=levels,
+            fields=tuple(
+                FrameField(f.name, f.free[:count], f.scale[:count], f.lift[: len(points)].copy()) for f in self.fields
+            ),
+            volumes=self.volumes.reshape(K, -1).sum(axis=1),
+            centres=centres.reshape(K, d),
+            regions=tags.astype(np.int64),
+            neumann_load=load,
+        )
 
     def save(self, path: str | Path) -> None:
         """Writes one .npz file, whole or not at all."""

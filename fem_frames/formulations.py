@@ -9,6 +9,7 @@ B samples, K finest cells, Q quadrature points in a cell, m numbers in a cell's 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -146,7 +147,7 @@ class Formulation(ABC):
 
         See "Matrix-free numerical realization" in the paper.
         """
-        return Congruent(self._localisation(), CellBlocks(self.local_matrices(y).to(self.frame.dtype)))
+        return Congruent(self.localisation, CellBlocks(self.local_matrices(y).to(self.frame.dtype)))
 
     def stable(self, y: Tensor) -> Congruent:
         """DᵀC_yD."""
@@ -200,14 +201,18 @@ class Formulation(ABC):
     def constant(self, y: Tensor) -> Tensor:
         """(B,) the loss at w = 0."""
 
+    def lift_functional(self, y: Tensor) -> Tensor:
+        """(B or 1,) the loads of source and Neumann data on the lift."""
+        return torch.zeros(1, dtype=self.wide, device=self.frame.device)
+
     def load(self, y: Tensor) -> Tensor:
         """(B, Nhat) right-hand side of DᵀC_yD w = load."""
-        load = self.frame.D.T(self.state_load(y)) + self._frame_functional(y)
+        load = self.frame.D.T(self.state_load(y)) + self.frame_functional(y)
         return load.expand(self.check_parameters(y).shape[0], -1)
 
     def nodal_load(self, y: Tensor) -> Tensor:
         """(B, N) right-hand side of A_y v = load, v the free nodal values of u - lift."""
-        load = self._nodal_differential().T(self.state_load(y)) + self.functional(y).to(self.frame.dtype)
+        load = self.nodal_differential.T(self.state_load(y)) + self.functional(y).to(self.frame.dtype)
         return load.expand(self.check_parameters(y).shape[0], -1)
 
     def nodal_loss(self, v: Tensor, y: Tensor) -> Tensor:
@@ -236,26 +241,25 @@ class Formulation(ABC):
                 f"{w.dtype}; try a smaller rate or a wider dtype"
             )
 
-    def _frame_functional(self, y: Tensor) -> Tensor:
-        return self._wide_frame().H.T(self.functional(y)).to(self.frame.dtype)
+    def frame_functional(self, y: Tensor) -> Tensor:
+        """(B or 1, Nhat) load of source and Neumann data on the frame."""
+        return self._wide_frame.H.T(self.functional(y)).to(self.frame.dtype)
 
     # Made when first needed: training needs none of them.
 
-    def _localisation(self) -> SparseRows:
-        if not hasattr(self, "_E"):
-            self._E = self.frame.localisation()
-        return self._E
+    @cached_property
+    def localisation(self) -> SparseRows:
+        """E: free nodal values to their copies on every cell."""
+        return self.frame.localisation()
 
-    def _nodal_differential(self) -> SparseRows:
-        if not hasattr(self, "_nodal"):
-            rows = tables.nodal_differential_rows(self.frame.arrays)
-            self._nodal = SparseRows(rows, self.frame.dtype, self.frame.device)
-        return self._nodal
+    @cached_property
+    def nodal_differential(self) -> SparseRows:
+        """D in the nodal basis: free nodal values to states."""
+        return SparseRows(tables.nodal_differential_rows(self.frame.arrays), self.frame.dtype, self.frame.device)
 
+    @cached_property
     def _wide_frame(self) -> Frame:
-        if not hasattr(self, "_wide"):
-            self._wide = self.frame if self.wide == self.frame.dtype else self.frame.to(self.wide)
-        return self._wide
+        return self.frame if self.wide == self.frame.dtype else self.frame.to(self.wide)
 
 
 class Energy(Formulation):
@@ -293,47 +297,48 @@ class Energy(Formulation):
         f = self.source(y) * self._as_data(self.frame.arrays.volumes)[:, None, None]
         hats = self._as_data(self.frame.arrays.rule_points)  # (Q, L)
         local = torch.einsum("q,kqb,ql->klb", self._weights, f, hats)
-        return self._wide_localisation().T(flat_first(local, y if y.ndim == 2 else y[None])) + self._fixed
+        return self._wide_localisation.T(flat_first(local, y if y.ndim == 2 else y[None])) + self._fixed
 
     def state_load(self, y: Tensor) -> Tensor:
         return -self.C(y)(self._lift.expand(self.check_parameters(y).shape[0], -1)) if self.lifted else 0 * self._lift
 
     def constant(self, y: Tensor) -> Tensor:
-        value = -self._on_lift - self._source_on_lift(y)
+        value = -self.lift_functional(y)
         if self.lifted:
             lift = self._lift.expand(self.check_parameters(y).shape[0], -1)
             value = value + 0.5 * dot(self.C(y)(lift), lift)
-        return torch.as_tensor(value, dtype=self.wide, device=self.frame.device).expand(self.check_parameters(y).shape[0])
+        return value.expand(self.check_parameters(y).shape[0])
 
     def loss(self, w: Tensor, y: Tensor) -> Tensor:
         self._check_coefficients(w, y)
-        states, wide = self.states(w), self.wide
-        energy = 0.5 * dot(self.C(y)(states), states) - dot(self._frame_functional(y), w)
-        return energy - (self._on_lift + self._source_on_lift(y)).to(wide)
+        states = self.states(w)
+        energy = 0.5 * dot(self.C(y)(states), states) - dot(self.frame_functional(y), w)
+        return energy - self.lift_functional(y)
 
     def residual(self, w: Tensor, y: Tensor) -> Tensor:
         self._check_coefficients(w, y)
-        return self.frame.D.T(self.C(y)(self.states(w))) - self._frame_functional(y)
+        return self.frame.D.T(self.C(y)(self.states(w))) - self.frame_functional(y)
 
-    def _frame_functional(self, y: Tensor) -> Tensor:
-        return super()._frame_functional(y) if callable(self.problem.source) else self._fixed_on_frame
+    def frame_functional(self, y: Tensor) -> Tensor:
+        return super().frame_functional(y) if callable(self.problem.source) else self._fixed_on_frame
 
-    def _source_on_lift(self, y: Tensor) -> Tensor:
-        """(B,) or a number: ⟨f_y, lift⟩ for a source that depends on y."""
+    def lift_functional(self, y: Tensor) -> Tensor:
+        """(B or 1,) ⟨f_y, lift⟩ + ⟨h, lift⟩."""
+        value = torch.full((1,), self._on_lift, dtype=self.wide, device=self.frame.device)
         if not callable(self.problem.source) or not self.lifted:
-            return torch.zeros((), dtype=self.wide, device=self.frame.device)
-        weights = np.einsum("k,q,kq->kq", self.frame.arrays.volumes, self.frame.arrays.rule_weights, self._lift_values())
-        return (self.source(y) * self._as_data(weights)[..., None]).sum((0, 1))
+            return value
+        arrays = self.frame.arrays
+        weights = np.einsum("k,q,kq->kq", arrays.volumes, arrays.rule_weights, self._lift_values())
+        return value + (self.source(y) * self._as_data(weights)[..., None]).sum((0, 1))
 
     def _lift_values(self) -> np.ndarray:
         """(K, Q) the lift at the quadrature points."""
         arrays = self.frame.arrays
         return arrays.fields[0].lift[arrays.levels[-1].cells] @ arrays.rule_points.T
 
+    @cached_property
     def _wide_localisation(self) -> SparseRows:
-        if not hasattr(self, "_wide_E"):
-            self._wide_E = self._wide_frame().localisation()
-        return self._wide_E
+        return self._wide_frame.localisation()
 
 
 def make_formulation(frame: Frame, problem: Problem) -> Formulation:

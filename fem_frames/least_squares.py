@@ -51,7 +51,7 @@ class FluxResidual(LinearOperator):
 
 
 class ConstantFluxResidual(FluxResidual):
-    """a constant on cells: residuals q, √κ q/(d a) and τ_c/a - g with κ the mean of |x - x_c|², exact in closed form."""
+    """a constant on cells: residuals q, √κ q/(d a) and τ_c/a - g, κ the mean of |x - x_c|²; exact in closed form."""
 
     def __init__(self, inverse: Tensor, spread: Tensor, dimension: int, dtype: torch.dtype) -> None:
         """`inverse` (K, 1, B): 1/a; `spread` (K,): √κ/d."""
@@ -131,7 +131,7 @@ class LeastSquares(Formulation):
         """(K, r, B) residuals from the states (B, K m) of lift + F w, in the wide precision."""
         R = self.R(y)
         r = R.cells(cells_last(states, 2 * R.dimension + 1))
-        return torch.cat([r[:, :1] + self._scaled_source(y)[:, None], r[:, 1:]], dim=1)
+        return torch.cat([r[:, :1] + self.scaled_source(y)[:, None], r[:, 1:]], dim=1)
 
     def loss(self, w: Tensor, y: Tensor) -> Tensor:
         self._check_coefficients(w, y)
@@ -163,9 +163,9 @@ class LeastSquares(Formulation):
         r = self.residuals(self._lift.expand(len(y), -1), y)
         return r.square().sum((0, 1)) + self.oscillation(y)
 
-    def _frame_functional(self, y: Tensor) -> Tensor:
+    def frame_functional(self, y: Tensor) -> Tensor:
         return torch.zeros(1, self.frame.frame_size, dtype=self.frame.dtype, device=self.frame.device)
 
-    def _scaled_source(self, y: Tensor) -> Tensor:
+    def scaled_source(self, y: Tensor) -> Tensor:
         """(K, B) means of f over cells, times |T|^{1/2}."""
         return self._volume_roots * self.mean(self.source(y))

@@ -74,8 +74,8 @@ class LinearOperator(ABC):
             )
 
 
-class _Application(torch.autograd.Function):
-    """op(x) or op.T(x) for autograd and torch.func: linear, so its derivative is itself and its adjoint op.T."""
+class _Traced(torch.autograd.Function):
+    """op(x) or op.T(x) for autograd: the adjoint of one is the other."""
 
     @staticmethod
     def forward(x: Tensor, operator: ExplicitOperator, transposed: bool) -> Tensor:
@@ -86,17 +86,27 @@ class _Application(torch.autograd.Function):
         _, ctx.operator, ctx.transposed = inputs
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        return _Application.apply(gradient, ctx.operator, not ctx.transposed), None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        return _apply(gradient, ctx.operator, not ctx.transposed), None, None
+
+
+class _Application(_Traced):
+    """The same for torch.func too; torch.compile does not take what defines `jvp`."""
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Any:  # type: ignore[override]
-        return _Application.apply(tangent, ctx.operator, ctx.transposed)
+    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Any:
+        return _apply(tangent, ctx.operator, ctx.transposed)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, operator: ExplicitOperator, transposed: bool) -> Any:
+    def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, operator: Any, transposed: bool) -> Any:
         assert in_dims[0] is not None
-        return _Application.apply(x.movedim(in_dims[0], 0), operator, transposed), 0
+        return _apply(x.movedim(in_dims[0], 0), operator, transposed), 0
+
+
+def _apply(x: Tensor, operator: ExplicitOperator, transposed: bool) -> Tensor:
+    if torch.compiler.is_compiling():
+        return _Traced.apply(x, operator, transposed)
+    return _Application.apply(x, operator, transposed)
 
 
 class ExplicitOperator(LinearOperator):
@@ -108,11 +118,11 @@ class ExplicitOperator(LinearOperator):
 
     def __call__(self, x: Tensor) -> Tensor:
         self.check(x, self.shape[1])
-        return _Application.apply(x, self, False)  # type: ignore[no-any-return, no-untyped-call]
+        return _apply(x, self, False)
 
     def T(self, z: Tensor) -> Tensor:
         self.check(z, self.shape[0])
-        return _Application.apply(z, self, True)  # type: ignore[no-any-return, no-untyped-call]
+        return _apply(z, self, True)
 
 
 class RowOperator(ExplicitOperator):
@@ -163,25 +173,30 @@ class LevelRecursion(RowOperator):
         self.shape = (tables[-1].shape[0], sum(map(sum, sizes)))
         self.dtype, self.device = dtype, device
         self.hint = "was the net built with frame.level_sizes?"
-        self._sizes = [tuple(sizes_of_field) for sizes_of_field in sizes]
-        self._states = [0, *(table.shape[0] for table in tables)]
+        self._sizes = [size for sizes_of_field in sizes for size in sizes_of_field]
         self._tables = [RowsProduct(table, dtype, device) for table in tables]
-        self._transposed = [RowsProduct(table.transposed(), dtype, device) for table in tables]
+        # M_jᵀ in two parts: rows of similar length share the work of threads evenly.
+        self._to_parents: list[RowsProduct] = []
+        self._to_coefficients: list[RowsProduct] = []
+        for j, table in enumerate(tables):
+            before, transposed = tables[j - 1].shape[0] if j else 0, table.transposed()
+            self._to_parents.append(RowsProduct(transposed.part(0, before), dtype, device))
+            self._to_coefficients.append(RowsProduct(transposed.part(before, table.shape[1]), dtype, device))
+        self._level_sizes = [self._sizes[j :: len(tables)] for j in range(len(tables))]
 
     def rows(self, w: Tensor) -> Tensor:
-        flat = w.split([size for sizes in self._sizes for size in sizes])
-        count = len(self._tables)
+        pieces, count = w.split(self._sizes), len(self._tables)
         state = w[:0]
         for j, table in enumerate(self._tables):
-            state = table(torch.cat([state, *flat[j::count]]))
+            state = table(torch.cat([state, *pieces[j::count]]))
         return state
 
     def rows_transposed(self, state: Tensor) -> Tensor:
         count = len(self._tables)
-        pieces: list[Tensor] = [state] * (count * len(self._sizes))
+        pieces: list[Tensor] = [state] * len(self._sizes)
         for j in reversed(range(count)):
-            parts = [self._states[j], *(sizes[j] for sizes in self._sizes)]
-            state, *pieces[j::count] = self._transposed[j](state).split(parts)
+            pieces[j::count] = self._to_coefficients[j](state).split(self._level_sizes[j])
+            state = self._to_parents[j](state)
         return torch.cat(pieces)
 
 
@@ -293,5 +308,3 @@ def flat_first(cells: Tensor, like: Tensor) -> Tensor:
     """(K, size, B) to (B, K size), or (K size,) if `like` has no batch."""
     flat = cells.flatten(0, 1).T
     return flat[0] if like.ndim == 1 and flat.shape[0] == 1 else flat
-
-

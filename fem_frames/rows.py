@@ -42,6 +42,12 @@ class Rows:
         rows = np.repeat(np.arange(self.shape[0]), np.diff(self.starts))
         return Rows.from_entries(self.columns, rows, self.weights, self.shape[::-1])
 
+    def part(self, first: int, last: int) -> Rows:
+        """The rows first, …, last - 1."""
+        entries = slice(self.starts[first], self.starts[last])
+        starts = self.starts[first : last + 1] - self.starts[first]
+        return Rows(starts, self.columns[entries], self.weights[entries], (last - first, self.shape[1]))
+
 
 class RowsProduct:
     """Rows times (n, B) in torch, rounded once to dtype.

@@ -25,7 +25,6 @@ from fem_frames.mesh import Floats, Ints
 from fem_frames.rows import Rows
 
 
-
 @dataclass(frozen=True, eq=False)
 class LocalTable:
     """The hats of one field on the cells of one level: dofs (K_j, L), -1 where fixed, and states (K_j, L, c)."""

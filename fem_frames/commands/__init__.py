@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from fem_frames import __version__
-from fem_frames.commands import export, info, problems, reference
+from fem_frames.commands import bench, condition, export, info, iterations, problems, reference, rounding
 
 _FAILED = 8531  # tag of the messages by which failing ranks find each other
 
@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"fem-frames {__version__}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (info, problems, export, reference):
+    for command in (info, problems, export, reference, condition, iterations, rounding, bench):
         command.add(subparsers)
     parsed, rest = parser.parse_known_args(arguments)
     strangers = [word for word in rest if word.startswith("--")] if parsed.takes_petsc_options else rest

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fem_frames.commands.shared import declare, declare_problem, problem_of, show
+from fem_frames.commands.shared import declare, declare_first_level, declare_problem, problem_of, show
 
 
 def add(subparsers: Any) -> None:
@@ -20,9 +20,7 @@ def add(subparsers: Any) -> None:
         "With --sparse also D, H and P_j as SciPy .npz files and the quadrature data of C_y.",
     )
     declare_problem(parser)
-    parser.add_argument(
-        "--first-level", type=int, metavar="J0", help="coarsest level of the frame; default: the problem's"
-    )
+    declare_first_level(parser)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the arrays go")
     parser.add_argument("--sparse", type=Path, metavar="FOLDER", help="where the sparse matrices go")
     parser.add_argument("--degree", type=int, help="quadrature degree of the sparse D; default: the problem's")

@@ -7,11 +7,13 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from fem_frames.arrays import FORMULATIONS
+from fem_frames.arrays import FORMULATIONS, FrameArrays
+from fem_frames.mesh import Floats
 from fem_frames.problem import REFINEMENTS, Problem
 from fem_frames.problems import PROBLEMS, make_problem
 
@@ -31,9 +33,19 @@ def declare(
     return parser
 
 
-def declare_problem(parser: argparse.ArgumentParser) -> None:
+def declare_problem(parser: argparse.ArgumentParser, *, or_frame: bool = False) -> None:
+    """The options that name a problem and its mesh; with `or_frame` a file of exported arrays does instead."""
+    if or_frame:
+        parser.add_argument(
+            "--frame",
+            type=Path,
+            metavar="FILE",
+            help="a file written by `export`, instead of a problem; needs no DOLFINx",
+        )
     parser.add_argument(
-        "--problem", required=True, help=f"{', '.join(PROBLEMS)}, or a file.py:name that defines one of your own"
+        "--problem",
+        required=not or_frame,
+        help=f"{', '.join(PROBLEMS)}, or a file.py:name that defines one of your own",
     )
     parser.add_argument(
         "--set",
@@ -42,13 +54,67 @@ def declare_problem(parser: argparse.ArgumentParser) -> None:
         metavar="OPTION=VALUE",
         help="an option of the problem, as `problems` lists them",
     )
-    parser.add_argument("--levels", type=int, required=True, metavar="J", help="number of uniform refinements")
+    parser.add_argument("--levels", type=int, required=not or_frame, metavar="J", help="number of uniform refinements")
     parser.add_argument(
         "--refinement",
         choices=REFINEMENTS,
-        help="of triangles: into similar ones, or by DOLFINx's rule; default: the problem's",
+        help="of triangles into similar ones and tetrahedra after Bey, or by DOLFINx's rule; default: the problem's",
     )
     parser.add_argument("--formulation", choices=FORMULATIONS, default="energy", help="default: %(default)s")
+    if or_frame:
+        declare_first_level(parser)
+
+
+def declare_first_level(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--first-level", type=int, metavar="J0", help="coarsest level of the frame; default: the problem's"
+    )
+
+
+def declare_samples(parser: argparse.ArgumentParser, default: int, text: str) -> None:
+    parser.add_argument("--samples", type=int, default=default, metavar="N", help=text)
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the samples; default: %(default)s")
+
+
+def samples_of(parsed: argparse.Namespace, problem: Problem) -> Floats:
+    """(N, p) random parameters; with --samples 0 the one in the middle."""
+    from fem_frames.studies import nominal_parameters
+
+    if parsed.samples < 0 or parsed.seed < 0:
+        raise ValueError(f"--samples {parsed.samples} --seed {parsed.seed}: give numbers that are not negative")
+    return problem.parameters.sample(parsed.samples, parsed.seed) if parsed.samples else nominal_parameters(problem)
+
+
+def frame_of(parsed: argparse.Namespace) -> tuple[FrameArrays, Problem]:
+    """The frame and its problem, from a file or by DOLFINx."""
+    if parsed.frame is not None:
+        for name in ("levels", "refinement", "first_level"):
+            if getattr(parsed, name) is not None:
+                raise ValueError(f"--{name.replace('_', '-')} is decided by the file given as --frame: leave it out")
+        arrays = FrameArrays.load(parsed.frame)
+        if parsed.problem is None:
+            if parsed.set:
+                raise ValueError("--set goes with --problem; the problem of a --frame has the options it was made with")
+            return arrays, _recorded_problem(parsed.frame, arrays)
+        return arrays, problem_of(parsed)
+    if parsed.problem is None or parsed.levels is None:
+        raise ValueError("give --problem and --levels, or --frame with a file written by `fem-frames export`")
+    from fem_frames.export import export_frame
+    from fem_frames.hierarchy import MeshHierarchy
+
+    problem = problem_of(parsed)
+    hierarchy = MeshHierarchy.from_problem(problem, parsed.levels)
+    return export_frame(hierarchy, problem, parsed.formulation, parsed.first_level), problem
+
+
+def _recorded_problem(path: Path, arrays: FrameArrays) -> Problem:
+    name, options = arrays.record.get("problem"), arrays.record.get("options", {})
+    try:
+        return make_problem(str(name), **options)
+    except ValueError as error:
+        raise ValueError(
+            f"{path} is a frame of the problem {name!r}, which cannot be made: {error}; give --problem"
+        ) from error
 
 
 def problem_of(parsed: argparse.Namespace) -> Problem:
@@ -74,6 +140,32 @@ def show(record: Mapping[str, Any], as_json: bool) -> None:
     for key, value in record.items():
         text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
         print(f"{key.replace('_', ' '):{width}}  {text}")
+
+
+def show_rows(
+    rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str], as_json: bool, **record: Any
+) -> list[Mapping[str, Any]]:
+    """A table, each row as soon as it is there, or one JSON object with `rows` and the record; gives the rows back.
+
+    `columns` has the format of every key that is shown.
+    """
+    found = []
+    if not as_json:
+        for key, value in record.items():
+            print(f"{key.replace('_', ' ')}: {value}")
+        print("  ".join(f"{key.replace('_', ' '):>{_width(key)}}" for key in columns))
+    for row in rows:
+        found.append(row)
+        if not as_json:
+            cells = ["-" if row[key] is None else format(row[key], form) for key, form in columns.items()]
+            print("  ".join(f"{cell:>{_width(key)}}" for key, cell in zip(columns, cells, strict=True)), flush=True)
+    if as_json:
+        print(json.dumps({**record, "rows": found}))
+    return found
+
+
+def _width(key: str) -> int:
+    return max(9, len(key))
 
 
 @contextlib.contextmanager

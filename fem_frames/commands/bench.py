@@ -1,0 +1,144 @@
+"""`fem-frames bench`: time and memory of D by every route, with ratios of one run."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fem_frames.commands.shared import declare, declare_problem, frame_of, show_rows
+
+COLUMNS = {
+    "dim": "d",
+    "levels": "d",
+    "dtype": "s",
+    "route": "s",
+    "forward_ms": ".2f",
+    "both_ms": ".2f",
+    "peak_MB": ".1f",
+    "over_copy": ".1f",
+    "both_over_copy": ".1f",
+    "gather_over": ".1f",
+    "csr_over": ".1f",
+    "peak_over_io": ".1f",
+}
+
+
+def add(subparsers: Any) -> None:
+    parser = declare(
+        subparsers,
+        "bench",
+        run,
+        "Time and peak memory of D, forward and with its gradient, by every route. "
+        "Without a problem: 1D with J = 10 and 14, 2D with J = 5 to 8, 3D with J = 3 to 5.",
+    )
+    declare_problem(parser, or_frame=True)
+    parser.add_argument("--batch", type=int, default=64, metavar="B", help="samples at a time; default: %(default)s")
+    parser.add_argument(
+        "--dtypes",
+        nargs="+",
+        choices=("float16", "bfloat16", "float32", "float64"),
+        default=["float32", "float16"],
+        help="default: float32 float16",
+    )
+    parser.add_argument("--routes", nargs="+", metavar="ROUTE", help="default: all (copy recursive gather csr coo bpx)")
+    parser.add_argument("--dims", nargs="+", type=int, choices=(1, 2, 3), help="of the standard cases; default: all")
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each measurement; default: %(default)s")
+    parser.add_argument("--device", default="cpu", help="default: %(default)s")
+
+
+def run(parsed: argparse.Namespace) -> None:
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler would report its start and stop
+    import torch
+
+    from fem_frames.benchmark import ROUTES, check_routes
+
+    routes = parsed.routes or list(ROUTES)
+    check_routes(parsed.dtypes, routes, parsed.batch)
+    record = {
+        "batch": parsed.batch,
+        "device": parsed.device,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+    rows = show_rows(_rows(parsed, routes), COLUMNS, parsed.json, **record)
+    if not parsed.json:
+        _growth(rows)
+
+
+def _rows(parsed: argparse.Namespace, routes: list[str]) -> Iterator[dict[str, Any]]:
+    from fem_frames.benchmark import benchmark_rows
+    from fem_frames.commands.shared import progress_bar
+
+    cases = list(_cases(parsed))
+    with progress_bar("benchmarks", wanted=parsed.json) as progress:
+        for number, case in enumerate(cases):
+            progress(number, len(cases))
+            arrays, problem = case()
+            found = []
+            measured = benchmark_rows(
+                arrays, problem, parsed.dtypes, routes, parsed.batch, parsed.seconds, parsed.device
+            )
+            for row in measured:
+                found.append(row)
+                if len(found) % len(routes) == 0:  # all routes of one dtype
+                    yield from (_with_ratios(r, found[-len(routes) :]) for r in found[-len(routes) :])
+        progress(len(cases), len(cases))
+
+
+def _cases(parsed: argparse.Namespace) -> Iterator[Any]:
+    if parsed.frame is not None or parsed.problem is not None:
+        if parsed.dims is not None:
+            raise ValueError("--dims chooses among the standard cases: leave it out with --problem or --frame")
+        yield lambda: frame_of(parsed)
+        return
+    if parsed.levels is not None:
+        raise ValueError("--levels goes with --problem; the standard cases have levels of their own")
+    from fem_frames.benchmark import PROBLEMS, SUITE
+    from fem_frames.export import export_frame
+    from fem_frames.hierarchy import MeshHierarchy
+    from fem_frames.problems import make_problem
+
+    def build(dim: int, levels: int) -> Any:
+        problem = make_problem(PROBLEMS[dim])
+        return export_frame(MeshHierarchy.from_problem(problem, levels), problem), problem
+
+    for dim in parsed.dims or SUITE:
+        for levels in SUITE[dim]:
+            yield lambda dim=dim, levels=levels: build(dim, levels)
+
+
+def _with_ratios(row: dict[str, Any], same: list[dict[str, Any]]) -> dict[str, Any]:
+    """The row and its ratios to the routes copy, gather and csr of the same case; None where those were not run."""
+    by_route = {r["route"]: r for r in same}
+
+    def ratio(key: str, over: str, inverse: bool = False) -> float | None:
+        if over not in by_route:
+            return None
+        value = float(row[key]) / float(by_route[over]["forward_s" if over == "copy" else key])
+        return 1 / value if inverse else value
+
+    return row | {
+        "forward_ms": 1e3 * row["forward_s"],
+        "both_ms": 1e3 * row["forward_backward_s"],
+        "peak_MB": row["peak_bytes"] / 1e6,
+        "over_copy": ratio("forward_s", "copy"),
+        "both_over_copy": ratio("forward_backward_s", "copy"),
+        "gather_over": ratio("forward_backward_s", "gather", inverse=True),
+        "csr_over": ratio("forward_backward_s", "csr", inverse=True),
+        "peak_over_io": row["peak_bytes"] / row["input_output_bytes"],
+    }
+
+
+def _growth(rows: list[Mapping[str, Any]]) -> None:
+    """Time per cell on the finest level over that on the coarsest, for cases with several levels."""
+    print("\nGrowth of the time per cell, forward and backward, from the coarsest level to the finest:")
+    groups: dict[tuple[int, str, str], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["dim"], row["dtype"], row["route"]), []).append(row)
+    for (dim, dtype, route), group in groups.items():
+        if len(group) > 1:
+            first, last = ((r["forward_backward_s"] / r["cells"]) for r in (group[0], group[-1]))
+            levels = f"J = {group[0]['levels']} to {group[-1]['levels']}"
+            print(f"  {dim}D {dtype:8} {route:10} {levels}: {last / first:.2f}")

@@ -1,0 +1,44 @@
+"""`fem-frames condition`: condition numbers of A_y, HᵀA_yH, D and C_y on every level."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from fem_frames.commands.shared import declare, declare_problem, declare_samples, frame_of, samples_of, show_rows
+
+COLUMNS = {"level": "d", "nodal_size": "d", "cond_A": ".4g", "cond_bpx": ".4g", "cond_D": ".4g", "cond_C": ".4g"}
+
+
+def add(subparsers: Any) -> None:
+    parser = declare(
+        subparsers,
+        "condition",
+        run,
+        "Condition numbers of A_y, of HᵀA_yH, of D on ker(F)^⊥ and of C_y on the range of D, on every level. "
+        "By Lanczos in float64, without dense matrices.",
+    )
+    declare_problem(parser, or_frame=True)
+    declare_samples(parser, 0, "random samples of y, of which the worst counts; default: 0, their middle")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them over the levels (.png, .pdf, .svg)")
+
+
+def run(parsed: argparse.Namespace) -> None:
+    from fem_frames.plots import check_plot, plot_conditioning
+    from fem_frames.studies import condition_rows
+
+    check_plot(parsed.plot)
+    arrays, problem = frame_of(parsed)
+    y = samples_of(parsed, problem)
+    rows = show_rows(
+        condition_rows(arrays, problem, y),
+        COLUMNS,
+        parsed.json,
+        problem=problem.name,
+        formulation=arrays.formulation,
+        first_level=arrays.first_level,
+        samples=len(y),
+    )
+    if parsed.plot is not None:
+        plot_conditioning(rows, parsed.plot, f"{problem.name}, {arrays.formulation}")

@@ -1,0 +1,90 @@
+"""Frames of every kind for tests, and dense matrices for them by routes that share nothing with the operators."""
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import torch
+
+from fem_frames import ByRegion, Grid, MeshHierarchy, Pointwise, Problem, Uniform, assembled, export_frame, make_problem
+
+
+def _mixed(d):
+    """Essential and natural boundary data that are not zero, a and f vary with x and y."""
+    return Problem(
+        mesh=Grid((1,) * d),
+        coefficient=Pointwise(lambda x, y: 1 + y[..., 0] * x[..., 0] + y[..., 1] * x[..., -1] ** 2),
+        parameters=Uniform((0.0, 0.0), (1.0, 2.0)),
+        source=lambda x, y: 1 + y[..., 1] * x[..., 0] ** 2,
+        dirichlet=lambda x: np.isclose(x[:, 0], 0),
+        dirichlet_value=lambda x: 1 + x[:, 0] + x[:, -1],
+        neumann_value=lambda x: 0.5 + x[:, -1],
+        quadrature_degree=4,
+    )
+
+
+def _longest_edge():
+    return Problem(Grid((2, 1)), ByRegion({0: 0}), Uniform((0.5,), (1.5,)), refinement="dolfinx")
+
+
+CASES = {
+    "interval": (lambda: make_problem("quarters"), 5, "energy", None),
+    "interval, mixed": (lambda: _mixed(1), 4, "energy", None),
+    "interval, LS": (lambda: make_problem("quarters"), 5, "least-squares", None),
+    "interval, LS, level 0": (lambda: make_problem("quarters"), 4, "least-squares", 0),
+    "interval, LS, mixed": (lambda: _mixed(1), 4, "least-squares", None),
+    "square": (lambda: make_problem("checkerboard"), 3, "energy", None),
+    "square, mixed": (lambda: _mixed(2), 3, "energy", None),
+    "square, one level": (lambda: make_problem("checkerboard"), 3, "energy", 3),
+    "square, dolfinx": (_longest_edge, 3, "energy", None),
+    "square, lognormal": (lambda: make_problem("lognormal"), 3, "energy", None),
+    "square, inclusion": (lambda: make_problem("inclusion"), 3, "energy", None),
+    "L-shape": (lambda: make_problem("lshape"), 2, "energy", None),
+    "cube": (lambda: make_problem("cube"), 2, "energy", None),
+    "cube, mixed": (lambda: _mixed(3), 2, "energy", None),
+}
+
+
+@cache
+def case(name):
+    """(problem, arrays)"""
+    make, levels, formulation, first = CASES[name]
+    problem = make()
+    return problem, export_frame(MeshHierarchy.from_problem(problem, levels), problem, formulation, first)
+
+
+def finest_level(arrays):
+    """The frame of the finest level alone."""
+    level = replace(arrays.levels[-1], ends=np.zeros((0, 2), np.int64))
+    fields = tuple(replace(f, free=f.free[-1:], scale=f.scale[-1:]) for f in arrays.fields)
+    return replace(arrays, first_level=arrays.finest_level, levels=(level,), fields=fields)
+
+
+def samples(problem, count, dtype=torch.float64, seed=0):
+    """(count, p) parameters that every dtype represents exactly."""
+    return torch.as_tensor(problem.parameters.sample(count, seed)).bfloat16().to(dtype)
+
+
+def dense_differential(arrays):
+    """(K m, Nhat) D from the assembled one, rows scaled by |T|^{1/2}."""
+    D = assembled.cell_differential(arrays).toarray()
+    return np.repeat(np.sqrt(arrays.volumes), len(D) // len(arrays.volumes))[:, None] * D
+
+
+def dense_forms(problem, arrays, y):
+    """(B, Nhat, Nhat) HᵀA_yH from basix's tables at quadrature points."""
+    D = assembled.quadrature_differential(arrays, problem.quadrature_degree).toarray()
+    data = assembled.quadrature_data(arrays, problem.quadrature_degree)
+    d, points = arrays.dimension, data.weights.size
+    rows = D.reshape(points, -1, D.shape[1])
+    tables = problem.tabulate(data.points, arrays.regions)
+    a = problem.coefficient_values(tables, y, data.points).reshape(len(y), points)
+    found = []
+    for values in a:
+        root = np.sqrt(data.weights).reshape(-1, 1, 1)
+        if arrays.formulation == "energy":
+            parts = [root * np.sqrt(values)[:, None, None] * rows]
+        else:
+            parts = [root * (rows[:, d : 2 * d] / values[:, None, None] - rows[:, :d]), root * rows[:, 2 * d :]]
+        found.append(sum(part.reshape(-1, D.shape[1]).T @ part.reshape(-1, D.shape[1]) for part in parts))
+    return np.stack(found)
