@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,23 @@ def formulations(
     for level in range(first, arrays.finest_level + 1) if levels is None else levels:
         frame = Frame.from_arrays(arrays.coarsened(level, problem.regions), dtype)
         yield level, make_formulation(frame, problem)
+
+
+def kept_frame(
+    problem: Problem, levels: int, formulation: str, first_level: int | None = None, folder: Path | None = None
+) -> FrameArrays:
+    """The frame from a folder if it is there, where no DOLFINx is needed; otherwise made, and kept in the folder."""
+    path = None if folder is None else folder / f"{problem.name}-{formulation}-{levels}.npz"
+    if path is not None and path.exists():
+        return FrameArrays.load(path)
+    from fem_frames.export import export_frame
+    from fem_frames.hierarchy import MeshHierarchy
+
+    arrays = export_frame(MeshHierarchy.from_problem(problem, levels), problem, formulation, first_level)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        arrays.save(path)
+    return arrays
 
 
 def condition_rows(arrays: FrameArrays, problem: Problem, y: Floats, tol: float = 1e-4) -> Iterator[Row]:

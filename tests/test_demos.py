@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from mpi4py import MPI
+from test_imports import ABSENT
 
 ROOT = Path(__file__).parent.parent
 
@@ -30,6 +31,28 @@ def test_demo_hierarchy(tmp_path, ranks):
     assert (tmp_path / "hierarchy.png").read_bytes().startswith(b"\x89PNG")
     assert 'Name="u_2"' in (tmp_path / "lshape.xdmf").read_text()
     assert (tmp_path / "lshape.h5").stat().st_size > 10_000
+
+
+@pytest.mark.serial
+@pytest.mark.parametrize(("name", "levels"), [("conditioning", 4), ("rounding", 5)])
+def test_demos_of_the_operators_need_dolfinx_for_their_frames_only(tmp_path, name, levels):
+    """Run twice: the second time the frames are there, and DOLFINx, PETSc and MPI are not."""
+    arguments = ["--out", str(tmp_path), "--levels", str(levels), "--frames", str(tmp_path / "frames")]
+    script = f"demos/demo_{name}.py"
+    without = f"""{ABSENT}
+import runpy
+Absent.names.remove("scipy")
+sys.argv = {[script, *arguments]!r}
+runpy.run_path({script!r}, run_name="__main__")
+"""
+    for command in ([sys.executable, script, *arguments], [sys.executable, "-c", without]):
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=300, cwd=ROOT, env=dict(os.environ), check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        picture = tmp_path / f"{name}.png"
+        assert picture.read_bytes().startswith(b"\x89PNG")
+        picture.unlink()
 
 
 @pytest.mark.serial

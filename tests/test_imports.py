@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from fem_frames import MeshHierarchy, export_frame, make_problem
+
 ROOT = Path(__file__).parent.parent
 FORBIDDEN = {"fem_frames": {"nets", "training"}, "nets": {"training"}, "training": set()}
 
@@ -37,27 +39,78 @@ def test_dolfinx_has_one_door():
     assert users == {"dolfinx_door.py", "reference.py"}
 
 
-@pytest.mark.serial
-def test_packages_import_with_numpy_and_torch_only():
-    program = """
+# The start of a program in an environment with NumPy, torch and matplotlib only.
+ABSENT = """
 import sys
 
 class Absent:
-    names = {"dolfinx", "basix", "ufl", "ffcx", "petsc4py", "mpi4py", "scipy", "matplotlib", "rich", "meshio"}
+    names = {"dolfinx", "basix", "ufl", "ffcx", "petsc4py", "mpi4py", "scipy", "rich", "meshio"}
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in self.names:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Absent())
+"""
+
+
+def run_without_dolfinx(program, cwd=ROOT):
+    return subprocess.run(
+        [sys.executable, "-c", ABSENT + program], cwd=cwd, capture_output=True, text=True, check=False, timeout=300
+    )
+
+
+@pytest.mark.serial
+def test_packages_import_with_numpy_and_torch_only():
+    done = run_without_dolfinx("""
 import fem_frames, nets, training
 from fem_frames import FrameArrays, Problem, make_problem
 make_problem("quarters").check_parameters([1, 1, 1, 1])
 from fem_frames.commands import main
 main(["info"])
-"""
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+""")
     assert done.returncode == 0, done.stderr
     assert "dolfinx     absent" in done.stdout
+
+
+@pytest.mark.serial
+@pytest.mark.parametrize(("problem", "formulation"), [("quarters", "least-squares"), ("cookies", "energy")])
+def test_a_saved_frame_does_everything_without_dolfinx(tmp_path, problem, formulation):
+    """Operators, losses, solutions, bounds, and all commands that take --frame."""
+    made = make_problem(problem)
+    export_frame(MeshHierarchy.from_problem(made, 4), made, formulation).save(tmp_path / "frame.npz")
+    done = run_without_dolfinx(
+        f"""
+import torch
+from fem_frames import Frame, FrameArrays, error_bound, make_formulation, make_problem, solve
+from fem_frames.commands import main
+
+arrays = FrameArrays.load("frame.npz")
+problem = make_problem({problem!r})
+for dtype in ("float16", "float64"):
+    for differential in ("recursive", "gather"):
+        formulation = make_formulation(Frame.from_arrays(arrays, dtype, differential=differential), problem)
+        y = torch.as_tensor(problem.parameters.sample(2, 0)).to(formulation.frame.dtype)
+        w = solve(formulation, y, 1e-8).w.to(formulation.frame.dtype).requires_grad_()
+        formulation.loss(w, y).sum().backward()
+        assert torch.isfinite(w.grad).all() and (error_bound(formulation, w.detach(), y) >= 0).all()
+for command in ("condition", "iterations"):
+    main([command, "--frame", "frame.npz"])
+""",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    # Assembled matrices need SciPy, which the package depends on.
+    done = run_without_dolfinx(
+        """
+Absent.names.remove("scipy")
+from fem_frames.commands import main
+main(["rounding", "--frame", "frame.npz", "--plot", "rounding.png"])
+main(["bench", "--frame", "frame.npz", "--seconds", "0"])
+""",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "rounding.png").stat().st_size > 10_000
 
 
 def test_every_public_name_is_there():
