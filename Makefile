@@ -18,13 +18,15 @@ test test-serial test-mpi: export OMP_NUM_THREADS := 1
 
 .PHONY: demo test test-serial test-mpi lint clean help
 help:
-	@echo "make demo    sets up and runs the main demo, results in results/"
+	@echo "make demo    sets up and runs the demos, pictures in results/"
 	@echo "make test    sets up and runs the tests, serial and on $(RANKS) MPI ranks"
 	@echo "make lint    ruff and mypy"
 	@echo "make clean   removes .venv and caches"
 
 demo: $(ready)
 	$(bin)/python demos/demo_hierarchy.py
+	$(bin)/python demos/demo_conditioning.py
+	$(bin)/python demos/demo_rounding.py
 
 test: test-serial test-mpi
 

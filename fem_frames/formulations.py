@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from fem_frames import tables
-from fem_frames.frame import Frame
+from fem_frames.frame import Frame, make_synthesis
 from fem_frames.operators import (
     CellBlocks,
     CellScalars,
     Congruent,
+    FrameSynthesis,
     LinearOperator,
     NotFiniteError,
     SparseRows,
@@ -57,6 +58,7 @@ class Formulation(ABC):
         self._weights = self._as_data(arrays.rule_weights)  # (Q,)
         self._lift = self._as_data(tables.lift_states(arrays))[None].to(frame.dtype)  # (1, K m)
         self.lifted = bool((self._lift != 0).any())
+        """Whether the lift has states: one that is constant has none."""
 
     # ---- data for a batch of y
 
@@ -113,7 +115,7 @@ class Formulation(ABC):
 
     def mean(self, values: Tensor) -> Tensor:
         """(K, B) means over the cells of values (K, Q, B) at quadrature points, or (K, 1, B) of constants."""
-        return values[:, 0] if values.shape[1] == 1 else (self._weights[:, None] * values).sum(1)
+        return (values[:, 0] if values.shape[1] == 1 else (self._weights[:, None] * values).sum(1)).contiguous()
 
     def _spread(self, values: Tensor, y: Tensor, what: str) -> Tensor:
         """(B, K, Q) and what broadcasts to it, to (K, Q, B)."""
@@ -243,7 +245,7 @@ class Formulation(ABC):
 
     def frame_functional(self, y: Tensor) -> Tensor:
         """(B or 1, Nhat) load of source and Neumann data on the frame."""
-        return self._wide_frame.H.T(self.functional(y)).to(self.frame.dtype)
+        return self._wide_synthesis.T(self.functional(y)).to(self.frame.dtype)
 
     # Made when first needed: training needs none of them.
 
@@ -258,8 +260,8 @@ class Formulation(ABC):
         return SparseRows(tables.nodal_differential_rows(self.frame.arrays), self.frame.dtype, self.frame.device)
 
     @cached_property
-    def _wide_frame(self) -> Frame:
-        return self.frame if self.wide == self.frame.dtype else self.frame.to(self.wide)
+    def _wide_synthesis(self) -> FrameSynthesis:
+        return make_synthesis(self.frame.arrays, self.wide, self.frame.device)
 
 
 class Energy(Formulation):
@@ -279,7 +281,7 @@ class Energy(Formulation):
             nodal = nodal + tables.nodal_functionals(arrays, f)
             on_lift += float(np.einsum("k,q,kq,kq->", arrays.volumes, arrays.rule_weights, f, self._lift_values()))
         self._fixed = torch.as_tensor(nodal)[None].to(frame.device, self.wide)  # (1, N)
-        exact = frame.to(torch.float64, "cpu").H
+        exact = make_synthesis(arrays, torch.float64, torch.device("cpu"))
         self._fixed_on_frame = exact.T(torch.as_tensor(nodal)[None]).to(frame.device, frame.dtype)  # (1, Nhat)
         self._on_lift = on_lift
 
@@ -325,9 +327,9 @@ class Energy(Formulation):
     def lift_functional(self, y: Tensor) -> Tensor:
         """(B or 1,) ⟨f_y, lift⟩ + ⟨h, lift⟩."""
         value = torch.full((1,), self._on_lift, dtype=self.wide, device=self.frame.device)
-        if not callable(self.problem.source) or not self.lifted:
-            return value
         arrays = self.frame.arrays
+        if not callable(self.problem.source) or not arrays.fields[0].lift.any():
+            return value
         weights = np.einsum("k,q,kq->kq", arrays.volumes, arrays.rule_weights, self._lift_values())
         return value + (self.source(y) * self._as_data(weights)[..., None]).sum((0, 1))
 
@@ -338,7 +340,7 @@ class Energy(Formulation):
 
     @cached_property
     def _wide_localisation(self) -> SparseRows:
-        return self._wide_frame.localisation()
+        return SparseRows(tables.localisation_rows(self.frame.arrays), self.wide, self.frame.device)
 
 
 def make_formulation(frame: Frame, problem: Problem) -> Formulation:

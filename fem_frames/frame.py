@@ -55,7 +55,7 @@ class Frame:
         """
         dtype, device = check_dtype(dtype), check_device(device)
         _check_range(arrays, dtype)
-        H = FrameSynthesis(tables.synthesis_rows(arrays), _sizes(arrays), dtype, device)
+        H = make_synthesis(arrays, dtype, device)
         return cls(arrays, dtype, device, H, make_differential(arrays, dtype, device, differential, **options))
 
     def with_differential(self, name: str, **options: Any) -> Frame:
@@ -90,6 +90,10 @@ class Frame:
     def localisation(self) -> SparseRows:
         """E: nodal values to their copies on every finest cell; its transpose adds up what cells contribute."""
         return SparseRows(tables.localisation_rows(self.arrays), self.dtype, self.device)
+
+
+def make_synthesis(arrays: FrameArrays, dtype: torch.dtype, device: torch.device) -> FrameSynthesis:
+    return FrameSynthesis(tables.synthesis_rows(arrays), _sizes(arrays), dtype, device)
 
 
 def make_differential(

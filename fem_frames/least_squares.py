@@ -127,20 +127,20 @@ class LeastSquares(Formulation):
         residuals = torch.stack(columns, dim=2)  # (K, r, L, B)
         return torch.einsum("krlb,krnb->klnb", residuals, residuals)
 
-    def residuals(self, states: Tensor, y: Tensor) -> Tensor:
-        """(K, r, B) residuals from the states (B, K m) of lift + F w, in the wide precision."""
-        R = self.R(y)
+    def residuals(self, R: FluxResidual, states: Tensor, y: Tensor) -> Tensor:
+        """(K, r, B) residuals from the states (B, K m) of lift + F w, with R = R_y, in the wide precision."""
         r = R.cells(cells_last(states, 2 * R.dimension + 1))
         return torch.cat([r[:, :1] + self.scaled_source(y)[:, None], r[:, 1:]], dim=1)
 
     def loss(self, w: Tensor, y: Tensor) -> Tensor:
         self._check_coefficients(w, y)
-        return self.residuals(self.states(w), y).square().sum((0, 1)) + self.oscillation(y)
+        return self.residuals(self.R(y), self.states(w), y).square().sum((0, 1)) + self.oscillation(y)
 
     def residual(self, w: Tensor, y: Tensor) -> Tensor:
         self._check_coefficients(w, y)
-        r = self.residuals(self.states(w), y)
-        return self.frame.D.T(flat_first(self.R(y).cells_transposed(r).to(self.frame.dtype), w))
+        R = self.R(y)
+        r = self.residuals(R, self.states(w), y)
+        return self.frame.D.T(flat_first(R.cells_transposed(r).to(self.frame.dtype), w))
 
     def oscillation(self, y: Tensor) -> Tensor:
         """(B,) ‖f - f̄‖², f̄ the means over cells: the part of the loss that no discrete flux can change."""
@@ -155,12 +155,13 @@ class LeastSquares(Formulation):
 
     def state_load(self, y: Tensor) -> Tensor:
         y = self.check_parameters(y)
-        r = self.residuals(self._lift.expand(len(y), -1), y)
-        return flat_first(-self.R(y).cells_transposed(r).to(self.frame.dtype), y)
+        R = self.R(y)
+        r = self.residuals(R, self._lift.expand(len(y), -1), y)
+        return flat_first(-R.cells_transposed(r).to(self.frame.dtype), y)
 
     def constant(self, y: Tensor) -> Tensor:
         y = self.check_parameters(y)
-        r = self.residuals(self._lift.expand(len(y), -1), y)
+        r = self.residuals(self.R(y), self._lift.expand(len(y), -1), y)
         return r.square().sum((0, 1)) + self.oscillation(y)
 
     def frame_functional(self, y: Tensor) -> Tensor:

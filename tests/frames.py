@@ -27,6 +27,17 @@ def _longest_edge():
     return Problem(Grid((2, 1)), ByRegion({0: 0}), Uniform((0.5,), (1.5,)), refinement="dolfinx")
 
 
+def _raised():
+    """A lift that is constant, so that its states vanish, and a source that depends on y."""
+    return Problem(
+        mesh=Grid((1, 1)),
+        coefficient=ByRegion({0: 0}),
+        parameters=Uniform((0.5,), (1.5,)),
+        source=lambda x, y: 1 + y[..., 0] * x[..., 1],
+        dirichlet_value=2.0,
+    )
+
+
 CASES = {
     "interval": (lambda: make_problem("quarters"), 5, "energy", None),
     "interval, mixed": (lambda: _mixed(1), 4, "energy", None),
@@ -35,6 +46,7 @@ CASES = {
     "interval, LS, mixed": (lambda: _mixed(1), 4, "least-squares", None),
     "square": (lambda: make_problem("checkerboard"), 3, "energy", None),
     "square, mixed": (lambda: _mixed(2), 3, "energy", None),
+    "square, raised": (_raised, 3, "energy", None),
     "square, one level": (lambda: make_problem("checkerboard"), 3, "energy", 3),
     "square, dolfinx": (_longest_edge, 3, "energy", None),
     "square, lognormal": (lambda: make_problem("lognormal"), 3, "energy", None),

@@ -56,13 +56,15 @@ runpy.run_path({script!r}, run_name="__main__")
 
 
 @pytest.mark.serial
-def test_the_example_of_the_readme_runs(tmp_path):
-    program = (ROOT / "README.md").read_text().split("```python\n")[1].split("```")[0]
+def test_the_examples_of_the_readme_run(tmp_path):
+    blocks = (ROOT / "README.md").read_text().split("```python\n")[1:]
+    program = "\n".join(block.split("```")[0] for block in blocks)
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, env=dict(os.environ), check=False
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("1056 nodal values, 1428 frame coefficients\n(4, 1089)")
+    assert "iterations, 2 refinements" in done.stdout
 
 
 def test_nodal_values_find_their_points_in_dolfinx(comm, tmp_path):
