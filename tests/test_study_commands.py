@@ -107,6 +107,8 @@ def test_a_frame_of_ones_own_problem_finds_its_file(tmp_path):
     )
     run("export", "--problem", "mine.py", "--levels", 3, "--out", "f.npz", cwd=tmp_path)
     assert len(rows_of("condition", "--frame", "f.npz", cwd=tmp_path)) == 3
+    done = run("condition", "--frame", "f.npz", "--formulation", "least-squares", expect=2, cwd=tmp_path)
+    assert "f.npz is a frame for energy, not for least-squares" in done.stderr
     (tmp_path / "mine.py").rename(tmp_path / "other.py")
     assert "give --problem" in run("condition", "--frame", "f.npz", expect=2, cwd=tmp_path).stderr
     assert len(rows_of("condition", "--frame", "f.npz", "--problem", "other.py", cwd=tmp_path)) == 3

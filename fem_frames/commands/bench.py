@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fem_frames.commands.shared import declare, declare_problem, frame_of, show_rows
+from fem_frames.commands.shared import declare, declare_dtypes, declare_problem, frame_of, show_rows
 
 COLUMNS = {
     "dim": "d",
@@ -35,13 +35,7 @@ def add(subparsers: Any) -> None:
     )
     declare_problem(parser, or_frame=True)
     parser.add_argument("--batch", type=int, default=64, metavar="B", help="samples at a time; default: %(default)s")
-    parser.add_argument(
-        "--dtypes",
-        nargs="+",
-        choices=("float16", "bfloat16", "float32", "float64"),
-        default=["float32", "float16"],
-        help="default: float32 float16",
-    )
+    declare_dtypes(parser, "float32", "float16")
     parser.add_argument("--routes", nargs="+", metavar="ROUTE", help="default: all (copy recursive gather csr coo bpx)")
     parser.add_argument("--dims", nargs="+", type=int, choices=(1, 2, 3), help="of the standard cases; default: all")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each measurement; default: %(default)s")

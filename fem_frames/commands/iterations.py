@@ -5,7 +5,15 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from fem_frames.commands.shared import declare, declare_problem, declare_samples, frame_of, samples_of, show_rows
+from fem_frames.commands.shared import (
+    declare,
+    declare_dtypes,
+    declare_problem,
+    declare_samples,
+    frame_of,
+    samples_of,
+    show_rows,
+)
 
 COLUMNS = {
     "level": "d",
@@ -30,13 +38,7 @@ def add(subparsers: Any) -> None:
     declare_problem(parser, or_frame=True)
     declare_samples(parser, 4, "random samples of y; 0: the middle of the parameters; default: %(default)s")
     parser.add_argument("--tol", type=float, default=1e-6, help="relative residual to reach; default: %(default)s")
-    parser.add_argument(
-        "--dtypes",
-        nargs="+",
-        choices=("float16", "bfloat16", "float32", "float64"),
-        default=["float64", "float32"],
-        help="default: float64 float32",
-    )
+    declare_dtypes(parser, "float64", "float32")
 
 
 def run(parsed: argparse.Namespace) -> None:

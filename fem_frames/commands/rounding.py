@@ -6,7 +6,15 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from fem_frames.commands.shared import declare, declare_problem, declare_samples, frame_of, samples_of, show_rows
+from fem_frames.commands.shared import (
+    declare,
+    declare_dtypes,
+    declare_problem,
+    declare_samples,
+    frame_of,
+    samples_of,
+    show_rows,
+)
 
 COLUMNS = {
     "level": "d",
@@ -29,13 +37,7 @@ def add(subparsers: Any) -> None:
     )
     declare_problem(parser, or_frame=True)
     declare_samples(parser, 4, "random samples of y, of which the worst counts; default: %(default)s")
-    parser.add_argument(
-        "--dtypes",
-        nargs="+",
-        choices=("float16", "bfloat16", "float32", "float64"),
-        default=["float16", "float32", "float64"],
-        help="default: float16 float32 float64",
-    )
+    declare_dtypes(parser, "float16", "float32", "float64")
     parser.add_argument(
         "--sums",
         choices=("working", "float32"),

@@ -60,7 +60,8 @@ def declare_problem(parser: argparse.ArgumentParser, *, or_frame: bool = False) 
         choices=REFINEMENTS,
         help="of triangles into similar ones and tetrahedra after Bey, or by DOLFINx's rule; default: the problem's",
     )
-    parser.add_argument("--formulation", choices=FORMULATIONS, default="energy", help="default: %(default)s")
+    text = "default: energy" + (", or that of the file" if or_frame else "")
+    parser.add_argument("--formulation", choices=FORMULATIONS, default=None if or_frame else "energy", help=text)
     if or_frame:
         declare_first_level(parser)
 
@@ -74,6 +75,12 @@ def declare_first_level(parser: argparse.ArgumentParser) -> None:
 def declare_samples(parser: argparse.ArgumentParser, default: int, text: str) -> None:
     parser.add_argument("--samples", type=int, default=default, metavar="N", help=text)
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the samples; default: %(default)s")
+
+
+def declare_dtypes(parser: argparse.ArgumentParser, *default: str) -> None:
+    choices = ("float16", "bfloat16", "float32", "float64")
+    text = f"default: {' '.join(default)}"
+    parser.add_argument("--dtypes", nargs="+", choices=choices, default=list(default), help=text)
 
 
 def samples_of(parsed: argparse.Namespace, problem: Problem) -> Floats:
@@ -92,6 +99,8 @@ def frame_of(parsed: argparse.Namespace) -> tuple[FrameArrays, Problem]:
             if getattr(parsed, name) is not None:
                 raise ValueError(f"--{name.replace('_', '-')} is decided by the file given as --frame: leave it out")
         arrays = FrameArrays.load(parsed.frame)
+        if parsed.formulation not in (None, arrays.formulation):
+            raise ValueError(f"{parsed.frame} is a frame for {arrays.formulation}, not for {parsed.formulation}")
         if parsed.problem is None:
             if parsed.set:
                 raise ValueError("--set goes with --problem; the problem of a --frame has the options it was made with")
@@ -104,7 +113,7 @@ def frame_of(parsed: argparse.Namespace) -> tuple[FrameArrays, Problem]:
 
     problem = problem_of(parsed)
     hierarchy = MeshHierarchy.from_problem(problem, parsed.levels)
-    return export_frame(hierarchy, problem, parsed.formulation, parsed.first_level), problem
+    return export_frame(hierarchy, problem, parsed.formulation or "energy", parsed.first_level), problem
 
 
 def _recorded_problem(path: Path, arrays: FrameArrays) -> Problem:
