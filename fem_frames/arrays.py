@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fem_frames.files import load_arrays, save_arrays
-from fem_frames.mesh import Floats, Ints
+from fem_frames.mesh import Floats, Grid, Ints, MeshArrays
+from fem_frames.problem import Problem
 
 KIND, VERSION = "frame arrays", 1
 FORMULATIONS = ("energy", "least-squares")
@@ -71,6 +72,10 @@ class FrameArrays:
         self._check()
         for array in self._flat().values():
             array.flags.writeable = False
+
+    def __repr__(self) -> str:
+        levels = f"levels {self.first_level} to {self.finest_level}"
+        return f"FrameArrays({self.formulation}, {self.dimension}D, {levels}, Nhat = {self.frame_size})"
 
     @property
     def dimension(self) -> int:
@@ -130,6 +135,28 @@ class FrameArrays:
             neumann_load=load,
         )
 
+    def check_problem(self, problem: Problem) -> None:
+        """A ValueError if the frame is that of another problem, as far as points, regions and data tell."""
+        made, name = self.record.get("problem"), problem.name
+        wrong = ""
+        mesh, box = problem.mesh, np.array([self.points.min(axis=0), self.points.max(axis=0)])
+        if isinstance(mesh, Grid | MeshArrays) and mesh.box.shape != box.shape:
+            wrong = f"the frame is {self.dimension}-dimensional, the problem {mesh.box.shape[1]}-dimensional"
+        elif isinstance(mesh, Grid | MeshArrays) and not np.allclose(mesh.box, box):
+            wrong = f"the frame lies in the box {box.tolist()}, the problem in {mesh.box.tolist()}"
+        elif made == name and dict(self.record.get("options", {})) != dict(problem.options):
+            wrong = f"its options are {dict(problem.options)}, those of the frame {self.record.get('options')}"
+        elif self.record.get("quadrature_degree", problem.quadrature_degree) != problem.quadrature_degree:
+            wrong = f"its quadrature_degree is {problem.quadrature_degree}, not {self.record['quadrature_degree']}"
+        elif problem.regions is not None and not np.array_equal(problem.regions(self.centres), self.regions):
+            wrong = "its regions are others"
+        elif not np.allclose(problem.boundary_values(problem.dirichlet_value, self.points), self.fields[0].lift):
+            wrong = "its dirichlet_value is another"
+        elif problem.neumann_value == 0.0 and self.neumann_load.any():
+            wrong = "its neumann_value is zero, that of the frame is not"
+        if wrong:
+            raise ValueError(f"problem {name} does not fit the frame, which is one of {made}: {wrong}; export it again")
+
     def save(self, path: str | Path) -> None:
         """Writes one .npz file, whole or not at all."""
         record = {
@@ -163,9 +190,9 @@ class FrameArrays:
                 record=record["record"],
                 **{name: flat[name] for name in _OWN_ARRAYS},
             )
-        except (KeyError, TypeError) as error:
+        except KeyError as error:
             raise ValueError(f"{path} lacks {error}: it is no complete file of frame arrays") from error
-        except ValueError as error:
+        except (TypeError, ValueError, AttributeError) as error:
             raise ValueError(f"{path} does not hold a frame: {error}") from error
 
     def _flat(self) -> dict[str, npt.NDArray]:
@@ -181,6 +208,8 @@ class FrameArrays:
     def _check(self) -> None:
         if self.formulation not in FORMULATIONS:
             raise ValueError(f"formulation is {self.formulation!r}; choose from {', '.join(FORMULATIONS)}")
+        if not isinstance(self.first_level, int) or self.first_level < 0:
+            raise ValueError(f"first_level is {self.first_level!r}; a whole number is expected")
         if not self.levels or not self.fields or self.points.ndim != 2:
             raise ValueError("a frame needs points (N, d), at least one level and one field")
         for name, array in self._flat().items():

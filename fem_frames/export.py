@@ -75,7 +75,12 @@ def export_frame(
         rule_points=rule_points,
         rule_weights=rule_weights,
         neumann_load=neumann_load(hierarchy, problem, formulation),
-        record={"problem": problem.name, "options": dict(problem.options), **door.versions()},
+        record={
+            "problem": problem.name,
+            "options": dict(problem.options),
+            "quadrature_degree": problem.quadrature_degree,
+            **door.versions(),
+        },
     )
 
 

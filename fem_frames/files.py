@@ -9,6 +9,7 @@ import os
 import sys
 import time
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -122,7 +123,7 @@ def load_arrays(path: str | Path, kind: str, version: int) -> tuple[dict[str, np
         if not isinstance(content, np.ndarray):  # a bare .npy file loads too
             with content:
                 arrays = {name: content[name] for name in content.files}
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{path} is not a file of fem-frames, or it is cut short or damaged: {error}") from error
     try:
         head = json.loads(str(arrays.pop("head")))

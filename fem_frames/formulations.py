@@ -9,8 +9,9 @@ B samples, K finest cells, Q quadrature points in a cell, m numbers in a cell's 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -39,12 +40,18 @@ class Formulation(ABC):
     name: ClassVar[str]
 
     def __init__(self, frame: Frame, problem: Problem) -> None:
+        if not isinstance(frame, Frame) or not isinstance(problem, Problem):
+            raise ValueError(
+                f"a Frame and a Problem are expected, not {type(frame).__name__} and {type(problem).__name__}; "
+                "make them by Frame.from_arrays and make_problem"
+            )
         arrays = frame.arrays
         if arrays.formulation != self.name:
             raise ValueError(
                 f"the frame was exported for {arrays.formulation!r}, but this is {self.name!r}: "
                 f"export it again with formulation={self.name!r}, or use make_formulation(frame, problem)"
             )
+        arrays.check_problem(problem)
         self.frame, self.problem = frame, problem
         self.wide = accumulation_dtype(frame.dtype)
         """Coefficients, sources and sums over cells are computed in this precision: float32 for half."""
@@ -56,7 +63,7 @@ class Formulation(ABC):
         self._tables = tuple(self._as_data(table) for table in coefficient_tables)
         self._points = self._as_data(points)  # (K, Q, d)
         self._weights = self._as_data(arrays.rule_weights)  # (Q,)
-        self._lift = self._as_data(tables.lift_states(arrays))[None].to(frame.dtype)  # (1, K m)
+        self._lift = self.rounded(self._as_data(tables.lift_states(arrays))[None], "the Dirichlet data")  # (1, K m)
         self.lifted = bool((self._lift != 0).any())
         """Whether the lift has states: one that is constant has none."""
 
@@ -86,8 +93,8 @@ class Formulation(ABC):
 
     def coefficient(self, y: Tensor) -> Tensor:
         """(K, Q, B) values of a_y at the quadrature points, (K, 1, B) where constant on cells; positive."""
-        a = self.problem.coefficient.evaluate(self._tables, self.check_parameters(y).to(self.wide))
-        a = self._spread(a, y, "the coefficient a")
+        wide = self.check_parameters(y).to(self.wide)
+        a = self._spread(lambda: self.problem.coefficient.evaluate(self._tables, wide), y, "the coefficient a")
         if _plain(a):
             low, high = torch.aminmax(a)
             if not (low > 0 and high < torch.inf):  # false for NaN too
@@ -103,10 +110,11 @@ class Formulation(ABC):
 
     def source(self, y: Tensor) -> Tensor:
         """(K, Q, B) values of f_y at the quadrature points, (1, 1, 1) for a number; finite."""
-        if not callable(self.problem.source):
-            return torch.full((1, 1, 1), float(self.problem.source), dtype=self.wide, device=self.frame.device)
-        wide = self.check_parameters(y).to(self.wide)
-        f = self._spread(self.problem.source(self._points, wide[:, None, None, :]), y, "the source f")
+        function = self.problem.source
+        if not callable(function):
+            return torch.full((1, 1, 1), float(function), dtype=self.wide, device=self.frame.device)
+        wide = self.check_parameters(y).to(self.wide)[:, None, None, :]
+        f = self._spread(lambda: function(self._points, wide), y, "the source f")
         if _plain(f) and not torch.isfinite(f).all():
             cell, q, sample = (int(i) for i in (~torch.isfinite(f)).nonzero()[0])
             where = [round(float(x), 6) for x in self._points[cell, q]]
@@ -117,18 +125,36 @@ class Formulation(ABC):
         """(K, B) means over the cells of values (K, Q, B) at quadrature points, or (K, 1, B) of constants."""
         return (values[:, 0] if values.shape[1] == 1 else (self._weights[:, None] * values).sum(1)).contiguous()
 
-    def _spread(self, values: Tensor, y: Tensor, what: str) -> Tensor:
-        """(B, K, Q) and what broadcasts to it, to (K, Q, B)."""
+    def rounded(self, values: Tensor, what: str) -> Tensor:
+        """The values in the frame's dtype, or a ValueError if its range is too small for them."""
+        made = values.to(self.frame.dtype)
+        if _plain(made) and self.wide != self.frame.dtype and not torch.isfinite(made).all():
+            raise NotFiniteError(
+                f"{what} has values up to {float(values.abs().max()):.2g}, too large for {self.frame.dtype}: "
+                "scale the problem, or use bfloat16 or float32"
+            )
+        return made
+
+    def _spread(self, evaluate: Callable[[], Any], y: Tensor, what: str) -> Tensor:
+        """The values of a function, (B, K, Q), (B, K, 1), (K, Q) or one number, as (K, Q, B) or (K, 1, B)."""
         B, (K, Q) = y.shape[0] if y.ndim == 2 else 1, self._points.shape[:2]
-        values = torch.as_tensor(values, dtype=self.wide, device=self.frame.device)
         try:
-            whole = values.expand(B, K, values.shape[-1] if values.ndim and values.shape[-1] == 1 else Q)
-        except RuntimeError as error:
+            values = torch.as_tensor(evaluate(), dtype=self.wide, device=self.frame.device)
+        except Exception as error:
+            raise ValueError(
+                f"{what} cannot be evaluated in torch: {type(error).__name__}: {error}; functions of x and y take "
+                "NumPy arrays and torch tensors, and their functions from fem_frames.namespace(y)"
+            ) from error
+        if values.ndim not in (0, 3) and values.shape != (K, Q):
+            fits = False
+        else:
+            fits = all(n in (1, m) for n, m in zip(values.shape[::-1], (Q, K, B), strict=False))
+        if not fits:
             raise ValueError(
                 f"{what} has values of shape {tuple(values.shape)}, which do not fit {(B, K, Q)}; "
                 "functions of x and y write x[..., i] and y[..., k]"
-            ) from error
-        return whole.permute(1, 2, 0)
+            )
+        return values.expand(B, K, values.shape[-1] if values.ndim and values.shape[-1] == 1 else Q).permute(1, 2, 0)
 
     def _as_data(self, table: np.ndarray) -> Tensor:
         tensor = torch.as_tensor(np.array(table))  # a copy: the arrays are read-only
@@ -209,6 +235,7 @@ class Formulation(ABC):
 
     def load(self, y: Tensor) -> Tensor:
         """(B, Nhat) right-hand side of DᵀC_yD w = load."""
+        self.coefficient(y)  # what is wrong with a_y shall be found here too
         load = self.frame.D.T(self.state_load(y)) + self.frame_functional(y)
         return load.expand(self.check_parameters(y).shape[0], -1)
 
@@ -230,6 +257,7 @@ class Formulation(ABC):
         return type(self)(self.frame.to(dtype, device), self.problem)
 
     def _check_coefficients(self, w: Tensor, y: Tensor) -> None:
+        self.check_parameters(y)
         self.frame.D.check(w, self.frame.frame_size)
         rows, samples = (w.shape[0] if w.ndim == 2 else 1), (y.shape[0] if y.ndim == 2 else 1)
         if w.ndim > 2 or (rows != samples and samples != 1):
@@ -245,7 +273,7 @@ class Formulation(ABC):
 
     def frame_functional(self, y: Tensor) -> Tensor:
         """(B or 1, Nhat) load of source and Neumann data on the frame."""
-        return self._wide_synthesis.T(self.functional(y)).to(self.frame.dtype)
+        return self.rounded(self._wide_synthesis.T(self.functional(y)), "the load")
 
     # Made when first needed: training needs none of them.
 
@@ -282,23 +310,28 @@ class Energy(Formulation):
             on_lift += float(np.einsum("k,q,kq,kq->", arrays.volumes, arrays.rule_weights, f, self._lift_values()))
         self._fixed = torch.as_tensor(nodal)[None].to(frame.device, self.wide)  # (1, N)
         exact = make_synthesis(arrays, torch.float64, torch.device("cpu"))
-        self._fixed_on_frame = exact.T(torch.as_tensor(nodal)[None]).to(frame.device, frame.dtype)  # (1, Nhat)
+        on_frame = exact.T(torch.as_tensor(nodal)[None]).to(frame.device)
+        self._fixed_on_frame = self.rounded(on_frame, "the load")  # (1, Nhat)
         self._on_lift = on_lift
 
     def C(self, y: Tensor) -> CellScalars:
         # The gradient is constant on cells, so the mean of a_y is all that enters, exact if a_y is constant there.
-        return CellScalars(self.mean(self.coefficient(y)).to(self.frame.dtype), self.frame.arrays.dimension)
+        a = self.mean(self.coefficient(y))
+        rounded = self.rounded(a, "the coefficient a")
+        if _plain(a) and self.wide != self.frame.dtype and not (rounded > 0).all():
+            raise ValueError(
+                f"a_y has values down to {float(a.min()):.2g}, which are zero in {self.frame.dtype}: "
+                "scale the problem, or use bfloat16 or float32"
+            )
+        return CellScalars(rounded, self.frame.arrays.dimension)
 
     def local_matrices(self, y: Tensor) -> Tensor:
-        local = self._as_data(_gram(tables.local_states(self.frame.arrays)))  # (K, L, L)
-        return local[..., None] * self.mean(self.coefficient(y))[:, None, None]
+        return self._laplacians[..., None] * self.mean(self.coefficient(y))[:, None, None]
 
     def functional(self, y: Tensor) -> Tensor:
         if not callable(self.problem.source):
             return self._fixed
-        f = self.source(y) * self._as_data(self.frame.arrays.volumes)[:, None, None]
-        hats = self._as_data(self.frame.arrays.rule_points)  # (Q, L)
-        local = torch.einsum("q,kqb,ql->klb", self._weights, f, hats)
+        local = torch.einsum("kql,kqb->klb", self._hats, self.source(y))
         return self._wide_localisation.T(flat_first(local, y if y.ndim == 2 else y[None])) + self._fixed
 
     def state_load(self, y: Tensor) -> Tensor:
@@ -319,7 +352,7 @@ class Energy(Formulation):
 
     def residual(self, w: Tensor, y: Tensor) -> Tensor:
         self._check_coefficients(w, y)
-        return self.frame.D.T(self.C(y)(self.states(w))) - self.frame_functional(y)
+        return (self.frame.D.T(self.C(y)(self.states(w))) - self.frame_functional(y)).reshape(w.shape)
 
     def frame_functional(self, y: Tensor) -> Tensor:
         return super().frame_functional(y) if callable(self.problem.source) else self._fixed_on_frame
@@ -327,16 +360,32 @@ class Energy(Formulation):
     def lift_functional(self, y: Tensor) -> Tensor:
         """(B or 1,) ⟨f_y, lift⟩ + ⟨h, lift⟩."""
         value = torch.full((1,), self._on_lift, dtype=self.wide, device=self.frame.device)
-        arrays = self.frame.arrays
-        if not callable(self.problem.source) or not arrays.fields[0].lift.any():
+        if not callable(self.problem.source) or not self.frame.arrays.fields[0].lift.any():
             return value
-        weights = np.einsum("k,q,kq->kq", arrays.volumes, arrays.rule_weights, self._lift_values())
-        return value + (self.source(y) * self._as_data(weights)[..., None]).sum((0, 1))
+        return value + (self.source(y) * self._weighted_lift[..., None]).sum((0, 1))
 
     def _lift_values(self) -> np.ndarray:
         """(K, Q) the lift at the quadrature points."""
         arrays = self.frame.arrays
         return arrays.fields[0].lift[arrays.levels[-1].cells] @ arrays.rule_points.T
+
+    @cached_property
+    def _laplacians(self) -> Tensor:
+        """(K, L, L) local matrices for a = 1."""
+        local = tables.local_states(self.frame.arrays)  # (K, m, L)
+        return self._as_data(np.einsum("kml,kmn->kln", local, local))
+
+    @cached_property
+    def _hats(self) -> Tensor:
+        """(K, Q, L) values of the hats at the quadrature points, times the weights of these."""
+        arrays = self.frame.arrays
+        return self._as_data(np.einsum("k,q,ql->kql", arrays.volumes, arrays.rule_weights, arrays.rule_points))
+
+    @cached_property
+    def _weighted_lift(self) -> Tensor:
+        """(K, Q) the lift at the quadrature points, times the weights of these."""
+        arrays = self.frame.arrays
+        return self._as_data(np.einsum("k,q,kq->kq", arrays.volumes, arrays.rule_weights, self._lift_values()))
 
     @cached_property
     def _wide_localisation(self) -> SparseRows:
@@ -348,14 +397,9 @@ def make_formulation(frame: Frame, problem: Problem) -> Formulation:
     from fem_frames.least_squares import LeastSquares
 
     kinds: dict[str, type[Formulation]] = {kind.name: kind for kind in (Energy, LeastSquares)}
-    return kinds[frame.arrays.formulation](frame, problem)
+    return kinds[frame.arrays.formulation if isinstance(frame, Frame) else "energy"](frame, problem)
 
 
 def _plain(x: Tensor) -> bool:
     """Whether values may be looked at: not while torch traces, differentiates forward or maps over a batch."""
     return not (torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x))
-
-
-def _gram(local: np.ndarray) -> np.ndarray:
-    """(K, L, L) from local states (K, m, L)."""
-    return np.einsum("kml,kmn->kln", local, local)

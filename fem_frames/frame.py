@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from fem_frames import tables
 from fem_frames.arrays import FrameArrays
 from fem_frames.operators import ExplicitOperator, FrameDifferential, FrameSynthesis, Prolongation, SparseRows
+from fem_frames.problem import whole_number
 from fem_frames.realisations import GatherDifferential, SparseDifferential
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
@@ -53,6 +55,8 @@ class Frame:
         `differential` chooses the realisation of D: "recursive", "gather" (`accumulate`), "sparse" (`layout`,
         `accumulate`), with options in brackets; all give the same numbers up to rounding.
         """
+        if not isinstance(arrays, FrameArrays):
+            raise ValueError(f"FrameArrays are expected, not {type(arrays).__name__}; FrameArrays.load reads a file")
         dtype, device = check_dtype(dtype), check_device(device)
         _check_range(arrays, dtype)
         H = make_synthesis(arrays, dtype, device)
@@ -66,6 +70,9 @@ class Frame:
         """The frame with recursive D in another precision, from the arrays in float64, or on another device."""
         return Frame.from_arrays(self.arrays, self.dtype if dtype is None else dtype, device or self.device)
 
+    def __repr__(self) -> str:
+        return f"Frame({self.arrays!r}, {self.dtype}, {self.device}, {type(self.D).__name__})"
+
     @property
     def level_sizes(self) -> dict[str, tuple[int, ...]]:
         """Of each field, the number of frame coefficients on every level, from coarse to fine."""
@@ -78,6 +85,7 @@ class Frame:
 
     def P(self, level: int, field: str = "u") -> Prolongation:
         """P_j for j = `level`: nodal values at free points of level j-1 to those of level j."""
+        level = whole_number(level, "level", least=None)
         first, last = self.arrays.first_level + 1, self.arrays.finest_level
         if not first <= level <= last:
             raise ValueError(f"there is no prolongation to level {level}; the frame has those to {first}, …, {last}")
@@ -101,10 +109,12 @@ def make_differential(
 ) -> ExplicitOperator:
     if name not in REALISATIONS:
         raise ValueError(f"differential is {name!r}; choose from {', '.join(REALISATIONS)}")
-    try:
-        return REALISATIONS[name](arrays, dtype, device, **options)
-    except TypeError as error:
-        raise ValueError(f"the differential {name} cannot be made with the options {options}: {error}") from error
+    unknown = sorted(set(options) - set(inspect.signature(REALISATIONS[name]).parameters))
+    if unknown:
+        raise ValueError(f"the differential {name} has no option {unknown[0]!r}")
+    if options.get("accumulate") is not None:
+        options["accumulate"] = check_dtype(options["accumulate"])
+    return REALISATIONS[name](arrays, dtype, device, **options)
 
 
 def check_dtype(dtype: torch.dtype | str) -> torch.dtype:
@@ -117,8 +127,10 @@ def check_dtype(dtype: torch.dtype | str) -> torch.dtype:
 def check_device(device: torch.device | str) -> torch.device:
     """The device, with its index where it has one, so that it compares equal to that of tensors on it."""
     try:
-        return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError, ValueError) as error:
+        found = torch.ones(1, device=device)
+        found.sum().item()
+        return found.device
+    except (RuntimeError, AssertionError, ValueError, NotImplementedError) as error:
         raise ValueError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}; try 'cpu'") from error
 
 

@@ -157,7 +157,7 @@ class LeastSquares(Formulation):
         y = self.check_parameters(y)
         R = self.R(y)
         r = self.residuals(R, self._lift.expand(len(y), -1), y)
-        return flat_first(-R.cells_transposed(r).to(self.frame.dtype), y)
+        return flat_first(self.rounded(-R.cells_transposed(r), "the load"), y)
 
     def constant(self, y: Tensor) -> Tensor:
         y = self.check_parameters(y)

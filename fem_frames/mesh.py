@@ -45,6 +45,11 @@ class Grid:
         if not all(-np.inf < low < high < np.inf for low, high in zip(self.lower, self.upper, strict=True)):
             raise ValueError(f"Grid from {self.lower} to {self.upper} is empty or not bounded: give lower < upper")
 
+    @property
+    def box(self) -> Floats:
+        """(2, d) the smallest and largest coordinates."""
+        return np.array([self.lower, self.upper])
+
 
 @dataclass(frozen=True, eq=False)
 class MeshArrays:
@@ -96,6 +101,11 @@ class MeshArrays:
             value = value.copy()
             value.flags.writeable = False
             object.__setattr__(self, name, value)
+
+    @property
+    def box(self) -> Floats:
+        """(2, d) the smallest and largest coordinates."""
+        return np.array([self.points.min(axis=0), self.points.max(axis=0)])
 
     @property
     def dimension(self) -> int:

@@ -167,7 +167,7 @@ class Affine:
         mean, modes = tables  # (K, Q), (K, Q, p)
         if modes.shape[-1] != y.shape[-1]:
             raise ValueError(f"there are {modes.shape[-1]} modes for p = {y.shape[-1]} parameters; give one for each")
-        return namespace(y).moveaxis(mean[..., None] + modes @ y.T, -1, 0)  # batch last in memory
+        return (mean[..., None] + modes @ y.T).swapaxes(1, 2).swapaxes(0, 1)  # batch last in memory
 
 
 @dataclass(frozen=True)

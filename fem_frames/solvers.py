@@ -9,6 +9,7 @@ B samples, n unknowns.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,13 +17,19 @@ from torch import Tensor
 from fem_frames.formulations import Formulation
 from fem_frames.frame import check_dtype
 from fem_frames.operators import LinearOperator, dot
+from fem_frames.problem import whole_number
 
 # Relative residual that one run of conjugate gradients can be trusted with; refinement does the rest.
+PATIENCE = 50  # iterations without a smaller residual, more than a well-conditioned matrix needs
 REACHABLE = {torch.float64: 1e-13, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 1e-1}
 
 
 class ConvergenceError(RuntimeError):
-    """An iteration did not reach its tolerance."""
+    """An iteration did not reach its tolerance; `reached` is what it found until then."""
+
+    def __init__(self, message: str, reached: Any = None) -> None:
+        super().__init__(message)
+        self.reached = reached
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,16 +51,30 @@ class Solution:
     refinements: int
 
 
-def conjugate_gradients(M: LinearOperator, b: Tensor, tol: float | Tensor, max_iterations: int = 1000) -> Iterates:
-    """Solves M x = b for b (B, n), each sample until its relative residual is below tol, or it cannot fall further."""
+def conjugate_gradients(
+    M: LinearOperator, b: Tensor, tol: float | Tensor, max_iterations: int = 1000, patience: int | None = None
+) -> Iterates:
+    """Solves M x = b for b (B, n), each sample until its relative residual is below tol.
+
+    A sample also stops after `patience` iterations without a smaller residual, which is a sign of rounding where M is
+    well conditioned. Given are the iterates with the smallest residuals.
+    """
+    M.check(b, M.shape[1])
+    if b.ndim != 2 or not torch.isfinite(b).all():
+        raise ValueError(f"b has shape {tuple(b.shape)}: finite right-hand sides (B, n) are expected")
+    if not (torch.as_tensor(tol) > 0).all():
+        raise ValueError(f"tol is {tol}; a positive relative residual is expected")
     dtype = b.dtype
-    x, r = torch.zeros_like(b), b
-    p = r
-    square = dot(r, r)  # (B,) in the wide precision
-    start = square.clone()
-    goal = start * torch.as_tensor(tol, dtype=start.dtype, device=b.device) ** 2
-    active = square > goal
-    iterations = torch.zeros(len(b), dtype=torch.int64, device=b.device)
+    # To norm one: squares of very small or large numbers leave the range of float32.
+    largest = b.abs().amax(1, keepdim=True)
+    scaled = torch.where(largest > 0, b / largest, 0.0)
+    size = dot(scaled, scaled).sqrt()[:, None]
+    r = torch.where(size > 0, scaled / size, 0.0).to(dtype)
+    x = best = torch.zeros_like(r)
+    p, square = r, dot(r, r)  # (B,) in the wide precision
+    goal = torch.as_tensor(tol, dtype=square.dtype, device=b.device) ** 2
+    least, idle = square, torch.zeros(len(b), dtype=torch.int64, device=b.device)
+    active, iterations = square > goal, torch.zeros_like(idle)
     for _ in range(max_iterations):
         if not active.any():
             break
@@ -67,9 +88,12 @@ def conjugate_gradients(M: LinearOperator, b: Tensor, tol: float | Tensor, max_i
         p = (r + torch.where(active, new / square, 0.0)[:, None] * p).to(dtype)
         square = torch.where(active, new, square)
         iterations += active
-        active = active & (square > goal)
-    residual = torch.where(start > 0, square / start, 0.0).sqrt()
-    return Iterates(x, iterations, residual)
+        better = active & (square < least)
+        best, least = torch.where(better[:, None], x, best), torch.where(better, square, least)
+        idle = torch.where(better, 0, idle + 1)
+        active = active & (square > goal) & torch.isfinite(square)
+        active = active if patience is None else active & (idle < patience)
+    return Iterates((best * (size * largest)).to(dtype), iterations, least.sqrt())
 
 
 def solve(
@@ -86,7 +110,8 @@ def solve(
     float32, so that also float16 reaches the tolerance; None stays in the formulation's own precision.
     """
     y = formulation.check_parameters(y)
-    if not 0 < tol < 1:
+    max_iterations = whole_number(max_iterations, "max_iterations")
+    if not isinstance(tol, float | int) or not 0 < tol < 1:
         raise ValueError(f"tol is {tol}; give a relative residual between 0 and 1")
     wide = formulation.frame.dtype if refine is None else check_dtype(refine)
     if torch.finfo(wide).eps > torch.finfo(formulation.frame.dtype).eps:
@@ -98,33 +123,31 @@ def solve(
     load = exact.load(y_exact)
     size = dot(load, load).sqrt()  # (B,)
     w, iterations = torch.zeros_like(load), torch.zeros(len(y), dtype=torch.int64, device=y.device)
-    relative, refinements = _relative(load, size), 0
+    residual, relative, refinements = load, _relative(load, size), 0
     while (relative > tol).any():
         # Scaled to norm one: what is left is too small for half precision as it is.
-        b = torch.where((relative > tol)[:, None], residual_of(exact, w, y_exact, load), 0.0)
+        b = torch.where((relative > tol)[:, None], residual, 0.0)
         norm = dot(b, b).sqrt().clamp_min(torch.finfo(wide).tiny)[:, None].to(wide)
         inner = (0.5 * tol / relative.clamp_min(tol)).clamp_min(REACHABLE[formulation.frame.dtype])
-        found = conjugate_gradients(low, (b / norm).to(formulation.frame.dtype), inner, max_iterations)
-        # At the limits of precision b may leave the range of the singular matrix, and iterates then grow without bound.
-        correction = torch.where(found.x.isfinite().all(1, keepdim=True), found.x, 0.0)
-        w = w + norm * correction.to(wide)
+        found = conjugate_gradients(low, (b / norm).to(formulation.frame.dtype), inner, max_iterations, PATIENCE)
         iterations += found.iterations
-        before, relative = relative, _relative(residual_of(exact, w, y_exact, load), size)
         refinements += 1
-        stuck = (relative > tol) & ~(relative < 0.5 * before)
+        trial = w + norm * found.x.to(wide)
+        trial_residual = -exact.residual(trial, y_exact)
+        trial_relative = _relative(trial_residual, size)
+        better = trial_relative < relative
+        stuck = (relative > tol) & ~(trial_relative < 0.5 * relative) & ~(trial_relative <= tol)
+        w, residual = (torch.where(better[:, None], new, old) for new, old in ((trial, w), (trial_residual, residual)))
+        relative = torch.where(better, trial_relative, relative)
         if stuck.any():
             sample = int(stuck.nonzero()[0, 0])
             raise ConvergenceError(
                 f"sample {sample} stays at a relative residual of {float(relative[sample]):.1e} after "
                 f"{int(iterations[sample])} iterations, tol is {tol:.1e}; "
-                + ("try refine='float64'" if wide != torch.float64 else "try a larger tol or more iterations")
+                + ("try refine='float64'" if wide != torch.float64 else "try a larger tol, or a wider dtype"),
+                Solution(w, iterations, relative, refinements),
             )
     return Solution(w, iterations, relative, refinements)
-
-
-def residual_of(formulation: Formulation, w: Tensor, y: Tensor, load: Tensor) -> Tensor:
-    """(B, Nhat) load - DᵀC_yD w; at w = 0 the load itself, which needs no work."""
-    return -formulation.residual(w, y) if (w != 0).any() else load
 
 
 def _relative(r: Tensor, size: Tensor) -> Tensor:

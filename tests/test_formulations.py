@@ -1,5 +1,7 @@
 """The formulations against PETSc, closed forms and their own derivatives; what they refuse."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -156,12 +158,10 @@ def test_one_coefficient_written_three_ways(kind, formulation):
     y = torch.tensor([[0.5, 1.25], [1.0, 1.0]], dtype=torch.float64)
     assert made.coefficient(y).shape[1] == (1 if kind == "by region" else len(arrays.rule_weights))
     w = torch.linspace(-1, 1, 2 * arrays.frame_size, dtype=torch.float64).reshape(2, -1)
-    expected = {"energy": [-0.4573, 0.0], "least-squares": [0.0, 0.0]}
     by_region = Problem(
         Grid((1,)), coefficients["by region"], problem.parameters, regions=lambda x: 1 * (x[:, 0] > 0.5)
     )
     same = make_formulation(Frame.from_arrays(arrays, "float64"), by_region)
-    del expected
     torch.testing.assert_close(made.loss(w, y), same.loss(w, y), rtol=1e-12, atol=1e-12)
 
 
@@ -255,8 +255,82 @@ def test_formulation_that_does_not_fit_the_frame():
         Energy(Frame.from_arrays(arrays), problem)
     with pytest.raises(ValueError, match="exported for 'energy', but this is 'least-squares'"):
         LeastSquares(Frame.from_arrays(case("interval")[1]), problem)
-    with pytest.raises(ValueError, match="checkerboard does not fit the frame: cells carry the region tags"):
-        Energy(
-            Frame.from_arrays(case("square")[1]),
-            Problem(Grid((1, 1)), ByRegion({7: 0}), Uniform((0.5,), (1.5,)), name="checkerboard"),
-        )
+
+
+def _others():
+    board = make_problem("checkerboard")
+    return {
+        "its options are {'blocks': 4}": make_problem("checkerboard", blocks=4),
+        "2-dimensional, the problem 1-dimensional": make_problem("quarters"),
+        r"the problem in \[\[-1": make_problem("lshape"),
+        "its regions are others": make_problem("cookies"),
+        "its quadrature_degree is 4, not 2": make_problem("inclusion"),
+        "its dirichlet_value is another": replace(board, dirichlet_value=5.0),
+        "cells carry the region tags": replace(board, coefficient=ByRegion({7: 0}), parameters=Uniform((0.5,), (1.5,))),
+        "a Frame and a Problem are expected, not Frame and str": "checkerboard",
+    }
+
+
+@pytest.mark.parametrize("message", _others())
+def test_problem_that_does_not_fit_the_frame(message):
+    with pytest.raises(ValueError, match=message):
+        make_formulation(Frame.from_arrays(case("square")[1]), _others()[message])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            dict(coefficient=ByRegion({}, fixed=dict.fromkeys(range(4), 1e5))),
+            "coefficient a has values up to 1e.05, too large",
+        ),
+        (
+            dict(coefficient=ByRegion({}, fixed=dict.fromkeys(range(4), 1e-9))),
+            "values down to 1e-09, which are zero in torch",
+        ),
+        (dict(source=1e7), "the load has values up to .*too large for torch.float16: scale the problem"),
+        (dict(source=lambda x, y: 1e7 + 0 * x[..., 0] * y[..., 0]), "the load has values up to .*too large"),
+    ],
+)
+def test_data_that_half_precision_cannot_hold(change, message):
+    problem, arrays = case("square")
+
+    def evaluate():
+        made = make_formulation(Frame.from_arrays(arrays, "float16"), replace(problem, **change))
+        made.loss(torch.zeros(1, 59, dtype=torch.float16), torch.ones(1, 4, dtype=torch.float16))
+
+    with pytest.raises(ValueError, match=message):
+        evaluate()
+
+
+def test_a_function_that_only_numpy_evaluates():
+    problem, arrays = case("square")
+    changed = replace(problem, source=lambda x, y: np.exp(x[..., 0]).astype(float) + 0 * y[..., 0])
+    made = make_formulation(Frame.from_arrays(arrays, "float64"), changed)
+    with pytest.raises(ValueError, match="source f cannot be evaluated in torch: AttributeError.*namespace"):
+        made.load(samples(problem, 2))
+
+
+def test_a_source_that_does_not_depend_on_x():
+    problem, arrays = case("square")
+    made = make_formulation(
+        Frame.from_arrays(arrays, "float64"), replace(problem, source=lambda x, y: 1 + 0 * y[..., 0])
+    )
+    constant, y = formulation_of("square"), samples(problem, 2)
+    torch.testing.assert_close(made.load(y), constant.load(y), rtol=1e-12, atol=1e-14)
+
+
+def test_one_sample_without_a_batch():
+    for name in ("square, mixed", "interval, LS"):
+        formulation = formulation_of(name)
+        y, w = samples(formulation.problem, 1)[0], torch.ones(formulation.frame.frame_size, dtype=torch.float64)
+        assert formulation.residual(w, y).shape == w.shape
+        assert formulation.stable(y)(w).shape == w.shape
+        assert formulation.loss(w, y).shape == (1,)
+
+
+def test_vmap_over_samples():
+    formulation = formulation_of("square, lognormal")
+    y, w = samples(formulation.problem, 3), torch.randn(3, formulation.frame.frame_size, dtype=torch.float64)
+    found = torch.vmap(lambda w, y: formulation.loss(w, y)[0])(w, y)
+    torch.testing.assert_close(found, formulation.loss(w, y), rtol=1e-12, atol=1e-12)

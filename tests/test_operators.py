@@ -272,7 +272,7 @@ def test_vectors_that_do_not_fit(change, message):
         (dict(device="nowhere"), "device 'nowhere' cannot be used"),
         (dict(differential="fast"), "differential is 'fast'; choose from recursive"),
         (dict(differential="sparse", layout="dense"), "layout is 'dense'; choose from csr"),
-        (dict(differential="recursive", layout="csr"), "cannot be made with the options"),
+        (dict(differential="recursive", layout="csr"), "has no option .layout."),
         (dict(dtype="float16", differential="sparse", accumulate=torch.float16), "layout='coo'"),
     ],
 )

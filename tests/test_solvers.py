@@ -1,5 +1,8 @@
 """Solutions from every precision, iterations that do not see the mesh, spectra, and bounds that bound."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -59,8 +62,9 @@ def test_refinement_in_float32_and_none():
     y = samples(problem, 2, torch.float16)
     assert solve(made, y, 1e-5, refine="float32").w.dtype == torch.float32
     assert solve(made, y, 1e-1, refine=None).w.dtype == torch.float16
-    with pytest.raises(ConvergenceError, match=r"sample \d stays at a relative residual .*refine='float64'"):
+    with pytest.raises(ConvergenceError, match=r"sample \d stays at a relative residual .*refine='float64'") as caught:
         solve(made, y, 1e-9, refine="float32")
+    assert float(caught.value.reached.residual.max()) < 1e-5  # what was reached is not lost
 
 
 def test_samples_stop_on_their_own():
@@ -77,6 +81,40 @@ def test_samples_stop_on_their_own():
         alone = conjugate_gradients(made.stable(y[i : i + 1]), load[i : i + 1], 1e-6)
         assert int(alone.iterations) == int(together.iterations[i])
         torch.testing.assert_close(alone.x[0], together.x[i], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda b: b * torch.nan, "finite right-hand sides"),
+        (lambda b: b[0], "finite right-hand sides"),
+        (lambda b: b[:, 1:], "takes vectors of length"),
+    ],
+)
+def test_right_hand_sides_that_make_no_sense(change, message):
+    problem, arrays = case("square")
+    made = make_formulation(Frame.from_arrays(arrays, "float64"), problem)
+    y = samples(problem, 1)
+    with pytest.raises(ValueError, match=message):
+        conjugate_gradients(made.stable(y), change(made.load(y)), 1e-6)
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1.0, 1e25])
+def test_conjugate_gradients_in_float32_take_any_scale(scale):
+    problem, arrays = case("square")
+    made = make_formulation(Frame.from_arrays(arrays, "float32"), problem)
+    y = samples(problem, 2, torch.float32)
+    b = made.load(y)
+    found = conjugate_gradients(made.stable(y), b * scale, 1e-5).x / scale
+    torch.testing.assert_close(made.stable(y)(found), b, rtol=0, atol=1e-5)
+
+
+def test_high_contrast_in_float16():
+    """The coefficients of these lognormal samples vary by a factor of thousands."""
+    problem, arrays = frame_arrays("lognormal", 4)
+    made = make_formulation(Frame.from_arrays(arrays, "float16"), problem)
+    y = torch.as_tensor(problem.parameters.sample(8, 1)).half()
+    assert float(solve(made, y, 1e-10).residual.max()) <= 1e-10
 
 
 def test_iterations_do_not_grow_with_the_level_and_float32_keeps_its_accuracy():
@@ -192,6 +230,17 @@ def test_least_squares_bound_is_the_error():
     rows = list(efficiency_rows(arrays, problem, problem.parameters.sample(8, 0)))
     assert [r["level"] for r in rows] == [2, 3, 4, 5, 6]
     assert all(1 <= r["efficiency_least"] <= r["efficiency_most"] < 1.04 for r in rows)
+
+
+def test_bounds_keep_no_formulation_alive():
+    problem, arrays = case("interval")
+    made = make_formulation(Frame.from_arrays(arrays, "float64"), problem)
+    alive = weakref.ref(made)
+    y = samples(problem, 1)
+    error_bound(made, torch.zeros(1, arrays.frame_size, dtype=torch.float64), y)
+    del made
+    gc.collect()
+    assert alive() is None
 
 
 def test_energy_efficiency_does_not_grow_with_the_level():

@@ -87,6 +87,9 @@ def test_bench_prints_the_growth_over_the_levels():
         (["rounding", *SMALL, "--dtypes", "float8"], "invalid choice: 'float8'"),
         (["bench", *SMALL, "--dims", "2"], "--dims chooses among the standard cases"),
         (["bench", "--levels", "3"], "--levels goes with --problem"),
+        (["bench", "--dims", "1", "--formulation", "least-squares"], "--formulation goes with --problem"),
+        (["bench", *SMALL, "--seconds", "-1"], "--seconds is -1.0"),
+        (["bench", *SMALL, "--device", "meta"], "device 'meta' cannot be used"),
         (["bench", *SMALL, "--routes", "fast"], "no route 'fast'"),
         (["bench", *SMALL, "--batch", "0"], "batch is 0"),
         (["bench", *SMALL, "--device", "nowhere"], "device 'nowhere' cannot be used"),
@@ -112,3 +115,5 @@ def test_a_frame_of_ones_own_problem_finds_its_file(tmp_path):
     (tmp_path / "mine.py").rename(tmp_path / "other.py")
     assert "give --problem" in run("condition", "--frame", "f.npz", expect=2, cwd=tmp_path).stderr
     assert len(rows_of("condition", "--frame", "f.npz", "--problem", "other.py", cwd=tmp_path)) == 3
+    done = run("condition", "--frame", "f.npz", "--problem", "quarters", expect=2, cwd=tmp_path)
+    assert "quarters does not fit the frame, which is one of mine.py: the frame is 2-dimensional" in done.stderr

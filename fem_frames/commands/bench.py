@@ -47,9 +47,14 @@ def run(parsed: argparse.Namespace) -> None:
     import torch
 
     from fem_frames.benchmark import ROUTES, check_routes
+    from fem_frames.frame import check_device
 
-    routes = parsed.routes or list(ROUTES)
+    routes = list(dict.fromkeys(parsed.routes or ROUTES))
     check_routes(parsed.dtypes, routes, parsed.batch)
+    check_device(parsed.device)
+    if not 0 <= parsed.seconds < 3600:
+        raise ValueError(f"--seconds is {parsed.seconds}; give 0 to 3600")
+    _check_cases(parsed)
     record = {
         "batch": parsed.batch,
         "device": parsed.device,
@@ -81,14 +86,20 @@ def _rows(parsed: argparse.Namespace, routes: list[str]) -> Iterator[dict[str, A
         progress(len(cases), len(cases))
 
 
-def _cases(parsed: argparse.Namespace) -> Iterator[Any]:
+def _check_cases(parsed: argparse.Namespace) -> None:
     if parsed.frame is not None or parsed.problem is not None:
         if parsed.dims is not None:
             raise ValueError("--dims chooses among the standard cases: leave it out with --problem or --frame")
+        return
+    for name in ("levels", "formulation", "refinement", "first_level", "set"):
+        if getattr(parsed, name):
+            raise ValueError(f"--{name.replace('_', '-')} goes with --problem; the standard cases have their own")
+
+
+def _cases(parsed: argparse.Namespace) -> Iterator[Any]:
+    if parsed.frame is not None or parsed.problem is not None:
         yield lambda: frame_of(parsed)
         return
-    if parsed.levels is not None:
-        raise ValueError("--levels goes with --problem; the standard cases have levels of their own")
     from fem_frames.benchmark import PROBLEMS, SUITE
     from fem_frames.export import export_frame
     from fem_frames.hierarchy import MeshHierarchy
@@ -127,12 +138,13 @@ def _with_ratios(row: dict[str, Any], same: list[dict[str, Any]]) -> dict[str, A
 
 def _growth(rows: list[Mapping[str, Any]]) -> None:
     """Time per cell on the finest level over that on the coarsest, for cases with several levels."""
-    print("\nGrowth of the time per cell, forward and backward, from the coarsest level to the finest:")
     groups: dict[tuple[int, str, str], list[Mapping[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["dim"], row["dtype"], row["route"]), []).append(row)
+    groups = {key: group for key, group in groups.items() if len(group) > 1}
+    if groups:
+        print("\nGrowth of the time per cell, forward and backward, from the coarsest level to the finest:")
     for (dim, dtype, route), group in groups.items():
-        if len(group) > 1:
-            first, last = ((r["forward_backward_s"] / r["cells"]) for r in (group[0], group[-1]))
-            levels = f"J = {group[0]['levels']} to {group[-1]['levels']}"
-            print(f"  {dim}D {dtype:8} {route:10} {levels}: {last / first:.2f}")
+        first, last = ((r["forward_backward_s"] / r["cells"]) for r in (group[0], group[-1]))
+        levels = f"J = {group[0]['levels']} to {group[-1]['levels']}"
+        print(f"  {dim}D {dtype:8} {route:10} {levels}: {last / first:.2f}")

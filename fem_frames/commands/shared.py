@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -105,7 +106,9 @@ def frame_of(parsed: argparse.Namespace) -> tuple[FrameArrays, Problem]:
             if parsed.set:
                 raise ValueError("--set goes with --problem; the problem of a --frame has the options it was made with")
             return arrays, _recorded_problem(parsed.frame, arrays)
-        return arrays, problem_of(parsed)
+        problem = problem_of(parsed)
+        arrays.check_problem(problem)
+        return arrays, problem
     if parsed.problem is None or parsed.levels is None:
         raise ValueError("give --problem and --levels, or --frame with a file written by `fem-frames export`")
     from fem_frames.export import export_frame
@@ -169,7 +172,9 @@ def show_rows(
             cells = ["-" if row[key] is None else format(row[key], form) for key, form in columns.items()]
             print("  ".join(f"{cell:>{_width(key)}}" for key, cell in zip(columns, cells, strict=True)), flush=True)
     if as_json:
-        print(json.dumps({**record, "rows": found}))
+        # JSON has no NaN and no infinity.
+        plain = [{k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in r.items()} for r in found]
+        print(json.dumps({**record, "rows": plain}, allow_nan=False))
     return found
 
 
