@@ -307,7 +307,7 @@ def test_a_function_that_only_numpy_evaluates():
     problem, arrays = case("square")
     changed = replace(problem, source=lambda x, y: np.exp(x[..., 0]).astype(float) + 0 * y[..., 0])
     made = make_formulation(Frame.from_arrays(arrays, "float64"), changed)
-    with pytest.raises(ValueError, match="source f cannot be evaluated in torch: AttributeError.*namespace"):
+    with pytest.raises(ValueError, match=r"source f cannot be evaluated in torch: AttributeError.*namespace"):
         made.load(samples(problem, 2))
 
 
