@@ -12,8 +12,8 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "FrameArrays": "arrays",
+    "Energy": "energy",
     "export_frame": "export",
-    "Energy": "formulations",
     "make_formulation": "formulations",
     "Frame": "frame",
     "MeshHierarchy": "hierarchy",
@@ -49,8 +49,9 @@ __all__ = sorted(_HOMES)
 
 if TYPE_CHECKING:
     from fem_frames.arrays import FrameArrays
+    from fem_frames.energy import Energy
     from fem_frames.export import export_frame
-    from fem_frames.formulations import Energy, make_formulation
+    from fem_frames.formulations import make_formulation
     from fem_frames.frame import Frame
     from fem_frames.hierarchy import MeshHierarchy
     from fem_frames.least_squares import LeastSquares

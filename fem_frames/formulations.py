@@ -1,4 +1,4 @@
-"""The variational formulations (E) and (LS): C_y, A_y, load, loss and residual, for batches of y.
+"""What the variational formulations (E) and (LS) have in common: C_y, A_y, load, loss and residual for batches of y.
 
 u = lift + F w: the frame carries what is free, the lift the essential boundary data. For a batch of y the data are held
 with the batch last, like the states they meet.
@@ -21,14 +21,13 @@ from fem_frames import tables
 from fem_frames.frame import Frame, make_synthesis
 from fem_frames.operators import (
     CellBlocks,
-    CellScalars,
     Congruent,
     FrameSynthesis,
     LinearOperator,
     NotFiniteError,
     SparseRows,
     dot,
-    flat_first,
+    is_plain,
 )
 from fem_frames.problem import Problem
 from fem_frames.rows import accumulation_dtype
@@ -86,7 +85,7 @@ class Formulation(ABC):
         if y.numel() == 0:
             raise ValueError("y is empty: pass at least one sample")
         y = y if y.ndim == 2 else y[None]
-        if _plain(y) and not torch.isfinite(y).all():
+        if is_plain(y) and not torch.isfinite(y).all():
             sample = int((~torch.isfinite(y)).any(1).nonzero()[0, 0])
             raise NotFiniteError(f"y of sample {sample} is not finite: {y[sample].tolist()}")
         return y
@@ -95,7 +94,7 @@ class Formulation(ABC):
         """(K, Q, B) values of a_y at the quadrature points, (K, 1, B) where constant on cells; positive."""
         wide = self.check_parameters(y).to(self.wide)
         a = self._spread(lambda: self.problem.coefficient.evaluate(self._tables, wide), y, "the coefficient a")
-        if _plain(a):
+        if is_plain(a):
             low, high = torch.aminmax(a)
             if not (low > 0 and high < torch.inf):  # false for NaN too
                 wrong = (~((a > 0) & (a < torch.inf))).nonzero()[0]
@@ -115,7 +114,7 @@ class Formulation(ABC):
             return torch.full((1, 1, 1), float(function), dtype=self.wide, device=self.frame.device)
         wide = self.check_parameters(y).to(self.wide)[:, None, None, :]
         f = self._spread(lambda: function(self._points, wide), y, "the source f")
-        if _plain(f) and not torch.isfinite(f).all():
+        if is_plain(f) and not torch.isfinite(f).all():
             cell, q, sample = (int(i) for i in (~torch.isfinite(f)).nonzero()[0])
             where = [round(float(x), 6) for x in self._points[cell, q]]
             raise NotFiniteError(f"f is not finite for sample {sample} at x = {where}")
@@ -128,7 +127,7 @@ class Formulation(ABC):
     def rounded(self, values: Tensor, what: str) -> Tensor:
         """The values in the frame's dtype, or a ValueError if its range is too small for them."""
         made = values.to(self.frame.dtype)
-        if _plain(made) and self.wide != self.frame.dtype and not torch.isfinite(made).all():
+        if is_plain(made) and self.wide != self.frame.dtype and not torch.isfinite(made).all():
             raise NotFiniteError(
                 f"{what} has values up to {float(values.abs().max()):.2g}, too large for {self.frame.dtype}: "
                 "scale the problem, or use bfloat16 or float32"
@@ -264,7 +263,7 @@ class Formulation(ABC):
             raise ValueError(
                 f"w has shape {tuple(w.shape)} for {samples} samples y: pass (B, Nhat) = ({samples}, {w.shape[-1]})"
             )
-        if _plain(w) and not torch.isfinite(w).all():
+        if is_plain(w) and not torch.isfinite(w).all():
             sample = int((~torch.isfinite(w.reshape(-1, w.shape[-1]))).any(1).nonzero()[0, 0])
             raise NotFiniteError(
                 f"frame coefficients of sample {sample} are not finite: the net or solver overflowed in "
@@ -292,114 +291,10 @@ class Formulation(ABC):
         return make_synthesis(self.frame.arrays, self.wide, self.frame.device)
 
 
-class Energy(Formulation):
-    """(E): minimise ½ ⟨a_y ∇u, ∇u⟩ - ⟨f_y, u⟩ - ⟨h, u⟩ on the Neumann boundary."""
-
-    name = "energy"
-    factor = 0.5
-
-    def __init__(self, frame: Frame, problem: Problem) -> None:
-        super().__init__(frame, problem)
-        arrays = frame.arrays
-        free, lift = arrays.fields[0].free[-1], arrays.fields[0].lift
-        # What does not depend on y: in float64, then rounded once.
-        nodal, on_lift = arrays.neumann_load[free], float(arrays.neumann_load @ lift)
-        if not callable(problem.source):
-            f = np.full(self._points.shape[:2], float(problem.source))
-            nodal = nodal + tables.nodal_functionals(arrays, f)
-            on_lift += float(np.einsum("k,q,kq,kq->", arrays.volumes, arrays.rule_weights, f, self._lift_values()))
-        self._fixed = torch.as_tensor(nodal)[None].to(frame.device, self.wide)  # (1, N)
-        exact = make_synthesis(arrays, torch.float64, torch.device("cpu"))
-        on_frame = exact.T(torch.as_tensor(nodal)[None]).to(frame.device)
-        self._fixed_on_frame = self.rounded(on_frame, "the load")  # (1, Nhat)
-        self._on_lift = on_lift
-
-    def C(self, y: Tensor) -> CellScalars:
-        # The gradient is constant on cells, so the mean of a_y is all that enters, exact if a_y is constant there.
-        a = self.mean(self.coefficient(y))
-        rounded = self.rounded(a, "the coefficient a")
-        if _plain(a) and self.wide != self.frame.dtype and not (rounded > 0).all():
-            raise ValueError(
-                f"a_y has values down to {float(a.min()):.2g}, which are zero in {self.frame.dtype}: "
-                "scale the problem, or use bfloat16 or float32"
-            )
-        return CellScalars(rounded, self.frame.arrays.dimension)
-
-    def local_matrices(self, y: Tensor) -> Tensor:
-        return self._laplacians[..., None] * self.mean(self.coefficient(y))[:, None, None]
-
-    def functional(self, y: Tensor) -> Tensor:
-        if not callable(self.problem.source):
-            return self._fixed
-        local = torch.einsum("kql,kqb->klb", self._hats, self.source(y))
-        return self._wide_localisation.T(flat_first(local, y if y.ndim == 2 else y[None])) + self._fixed
-
-    def state_load(self, y: Tensor) -> Tensor:
-        return -self.C(y)(self._lift.expand(self.check_parameters(y).shape[0], -1)) if self.lifted else 0 * self._lift
-
-    def constant(self, y: Tensor) -> Tensor:
-        value = -self.lift_functional(y)
-        if self.lifted:
-            lift = self._lift.expand(self.check_parameters(y).shape[0], -1)
-            value = value + 0.5 * dot(self.C(y)(lift), lift)
-        return value.expand(self.check_parameters(y).shape[0])
-
-    def loss(self, w: Tensor, y: Tensor) -> Tensor:
-        self._check_coefficients(w, y)
-        states = self.states(w)
-        energy = 0.5 * dot(self.C(y)(states), states) - dot(self.frame_functional(y), w)
-        return energy - self.lift_functional(y)
-
-    def residual(self, w: Tensor, y: Tensor) -> Tensor:
-        self._check_coefficients(w, y)
-        return (self.frame.D.T(self.C(y)(self.states(w))) - self.frame_functional(y)).reshape(w.shape)
-
-    def frame_functional(self, y: Tensor) -> Tensor:
-        return super().frame_functional(y) if callable(self.problem.source) else self._fixed_on_frame
-
-    def lift_functional(self, y: Tensor) -> Tensor:
-        """(B or 1,) ⟨f_y, lift⟩ + ⟨h, lift⟩."""
-        value = torch.full((1,), self._on_lift, dtype=self.wide, device=self.frame.device)
-        if not callable(self.problem.source) or not self.frame.arrays.fields[0].lift.any():
-            return value
-        return value + (self.source(y) * self._weighted_lift[..., None]).sum((0, 1))
-
-    def _lift_values(self) -> np.ndarray:
-        """(K, Q) the lift at the quadrature points."""
-        arrays = self.frame.arrays
-        return arrays.fields[0].lift[arrays.levels[-1].cells] @ arrays.rule_points.T
-
-    @cached_property
-    def _laplacians(self) -> Tensor:
-        """(K, L, L) local matrices for a = 1."""
-        local = tables.local_states(self.frame.arrays)  # (K, m, L)
-        return self._as_data(np.einsum("kml,kmn->kln", local, local))
-
-    @cached_property
-    def _hats(self) -> Tensor:
-        """(K, Q, L) values of the hats at the quadrature points, times the weights of these."""
-        arrays = self.frame.arrays
-        return self._as_data(np.einsum("k,q,ql->kql", arrays.volumes, arrays.rule_weights, arrays.rule_points))
-
-    @cached_property
-    def _weighted_lift(self) -> Tensor:
-        """(K, Q) the lift at the quadrature points, times the weights of these."""
-        arrays = self.frame.arrays
-        return self._as_data(np.einsum("k,q,kq->kq", arrays.volumes, arrays.rule_weights, self._lift_values()))
-
-    @cached_property
-    def _wide_localisation(self) -> SparseRows:
-        return SparseRows(tables.localisation_rows(self.frame.arrays), self.wide, self.frame.device)
-
-
 def make_formulation(frame: Frame, problem: Problem) -> Formulation:
     """The formulation that the frame was exported for."""
+    from fem_frames.energy import Energy
     from fem_frames.least_squares import LeastSquares
 
     kinds: dict[str, type[Formulation]] = {kind.name: kind for kind in (Energy, LeastSquares)}
     return kinds[frame.arrays.formulation if isinstance(frame, Frame) else "energy"](frame, problem)
-
-
-def _plain(x: Tensor) -> bool:
-    """Whether values may be looked at: not while torch traces, differentiates forward or maps over a batch."""
-    return not (torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x))

@@ -310,3 +310,8 @@ def flat_first(cells: Tensor, like: Tensor) -> Tensor:
     """(K, size, B) to (B, K size), or (K size,) if `like` has no batch."""
     flat = cells.flatten(0, 1).T
     return flat[0] if like.ndim == 1 and flat.shape[0] == 1 else flat
+
+
+def is_plain(x: Tensor) -> bool:
+    """Whether values may be looked at: not while torch traces, differentiates forward or maps over a batch."""
+    return not (torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x))
