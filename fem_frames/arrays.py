@@ -19,7 +19,7 @@ from fem_frames.files import load_arrays, save_arrays
 from fem_frames.mesh import Floats, Grid, Ints, MeshArrays
 from fem_frames.problem import Problem
 
-KIND, VERSION = "frame arrays", 1
+KIND, VERSION = "frame arrays", 2  # 2: points numbered by the cells they lie in
 FORMULATIONS = ("energy", "least-squares")
 
 

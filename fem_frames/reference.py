@@ -26,7 +26,7 @@ from fem_frames.mesh import Floats, Ints
 from fem_frames.parallel import on_root, together, together_in_steps
 from fem_frames.problem import Problem
 
-KIND, VERSION = "reference solutions", 1
+KIND, VERSION = "reference solutions", 2  # 2: points numbered by the cells they lie in
 _solver_numbers = itertools.count()
 SOLVERS: dict[str, dict[str, Any]] = {
     "cg": {"ksp_type": "cg", "ksp_rtol": 1e-12, "ksp_max_it": 1000},

@@ -260,8 +260,8 @@ def test_truncated_files_are_refused(saved, keep):
         (lambda a: a.update(volumes=a["volumes"].astype(np.float32)), "volumes has dtype float32"),
         (lambda a: a.update({"level1.cells": a["level1.cells"] + 100}), "refers to points that are not there"),
         (
-            lambda a: a.update(head=np.array(str(a["head"]).replace('"version": 1', '"version": 99'))),
-            "version 99 .* reads version 1",
+            lambda a: a.update(head=np.array(str(a["head"]).replace('"version": 2', '"version": 99'))),
+            "version 99 .* reads version 2",
         ),
         (lambda a: a.update(head=np.array(str(a["head"]).replace("frame arrays", "a cake"))), "holds a cake"),
         (lambda a: a.update(head=np.array([{}], object)), "cut short or damaged|not written"),
