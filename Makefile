@@ -41,7 +41,7 @@ lint: $(ready) .venv/lint
 	$(bin)/ruff format --check .
 	$(bin)/mypy
 
-$(ready): docker/install docker/requirements.txt pyproject.toml
+$(ready): docker/install docker/requirements.txt docker/requirements-torch.txt pyproject.toml
 	TORCH=$(TORCH) docker/install
 
 .venv/lint: $(ready) docker/requirements-lint.txt
