@@ -34,7 +34,7 @@ _HOMES = {
     "namespace": "problem",
     "PROBLEMS": "problems",
     "make_problem": "problems",
-    "ReferenceSolutions": "reference",
+    "ReferenceSolutions": "solutions",
     "ReferenceSolver": "reference",
     "solve_reference": "reference",
     "conjugate_gradients": "solvers",
@@ -60,7 +60,8 @@ if TYPE_CHECKING:
     from fem_frames.operators import Congruent, LinearOperator
     from fem_frames.problem import Affine, ByRegion, ExpAffine, Gaussian, Pointwise, Problem, Uniform, namespace
     from fem_frames.problems import PROBLEMS, make_problem
-    from fem_frames.reference import ReferenceSolutions, ReferenceSolver, solve_reference
+    from fem_frames.reference import ReferenceSolver, solve_reference
+    from fem_frames.solutions import ReferenceSolutions
     from fem_frames.solvers import conjugate_gradients, solve
     from fem_frames.spectra import condition_numbers, error_bound, frame_bounds
     from fem_frames.sweep import Sweep, run_sweep

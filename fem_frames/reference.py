@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,13 +19,12 @@ from petsc4py import PETSc
 
 from fem_frames import dolfinx_door as door
 from fem_frames.export import essential_data, neumann_load
-from fem_frames.files import load_arrays, save_arrays
 from fem_frames.hierarchy import MeshHierarchy, coarse_mesh
 from fem_frames.mesh import Floats, Ints
 from fem_frames.parallel import on_root, together, together_in_steps
 from fem_frames.problem import Problem
+from fem_frames.solutions import ReferenceSolutions
 
-KIND, VERSION = "reference solutions", 2  # 2: points numbered by the cells they lie in
 _solver_numbers = itertools.count()
 SOLVERS: dict[str, dict[str, Any]] = {
     "cg": {"ksp_type": "cg", "ksp_rtol": 1e-12, "ksp_max_it": 1000},
@@ -68,44 +66,6 @@ FORMS: dict[str, tuple[tuple[str, ...], Callable[..., tuple[Any, Any, Any]]]] = 
     "energy": (("P",), energy_forms),
     "least-squares": (("P", "P"), least_squares_forms),
 }
-
-
-@dataclass(frozen=True, eq=False)
-class ReferenceSolutions:
-    """Finite element solutions for a batch of parameters: nodal values at all points of the finest mesh."""
-
-    y: Floats  # (B, p)
-    fields: Mapping[str, Floats]  # by name, "u" and for (LS) "sigma": (B, N)
-    loss: Floats  # (B,) energy, or for (LS) the squared residual: the least a surrogate can reach
-    record: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def stack(
-        cls, y: Floats, results: list[tuple[dict[str, Floats], float]], record: Mapping[str, Any]
-    ) -> ReferenceSolutions:
-        """One batch from what `ReferenceSolver` gave for each y."""
-        fields = {name: np.stack([values[name] for values, _ in results]) for name in results[0][0]}
-        return cls(y, fields, np.array([loss for _, loss in results]), record)
-
-    @property
-    def u(self) -> Floats:
-        return self.fields["u"]
-
-    def save(self, path: str | Path) -> None:
-        """Writes one .npz file, whole or not at all."""
-        arrays = {"y": self.y, "loss": self.loss, **{f"field.{name}": values for name, values in self.fields.items()}}
-        save_arrays(path, KIND, VERSION, arrays, dict(self.record), compress=False)
-
-    @classmethod
-    def load(cls, path: str | Path) -> ReferenceSolutions:
-        """Reads what `save` wrote; refuses anything else."""
-        arrays, record = load_arrays(path, KIND, VERSION)
-        fields = {name.removeprefix("field."): values for name, values in arrays.items() if name.startswith("field.")}
-        if not {"y", "loss", "field.u"} <= set(arrays):
-            raise ValueError(f"{path} lacks y, loss or u: it is no complete file of reference solutions")
-        if {len(a) for a in arrays.values()} != {len(arrays["y"])} or len({v.shape for v in fields.values()}) != 1:
-            raise ValueError(f"{path} holds arrays of different length: it is damaged")
-        return cls(arrays["y"], fields, arrays["loss"], record)
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,7 +27,8 @@ from fem_frames.hierarchy import MeshHierarchy, coarse_mesh
 from fem_frames.mesh import Floats
 from fem_frames.parallel import end_if_orphaned, on_root, together, together_in_steps
 from fem_frames.problem import Problem, whole_number
-from fem_frames.reference import ReferenceSolutions, ReferenceSolver, choose_solver
+from fem_frames.reference import ReferenceSolver, choose_solver
+from fem_frames.solutions import ReferenceSolutions
 
 SAMPLE_LIMIT = 10**7
 OUR_FILES = ("plan.json", "shard-*.npz", ".*.part", "lock")  # in the folder of shards

@@ -1,0 +1,200 @@
+"""The three architectures of "Network structures" in the paper: y to frame coefficients.
+
+A net knows the sizes of the levels, and for `SeparateFrameNets` the prolongations between them; nothing else of the frame.
+For the nodal basis there is one level.
+
+B samples, p parameters, Nhat coefficients ordered by field, then by level; n_j of a field on level j.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fem_frames.operators import Prolongation
+from nets.blocks import HALF, Dense, ResBlock
+
+Sizes = Mapping[str, Sequence[int]]
+Prolongations = Mapping[str, Sequence[Prolongation]]
+
+
+class CoefficientNet(nn.Module, ABC):
+    """y (B, p) to frame coefficients (B, Nhat).
+
+    `box` maps y to [-1, 1]^p first; `level_decay` s scales the coefficients of level j by 2^(-s j), s = 0 being the
+    paper: those of smooth solutions decay with the level, the steps of Adam and the like do not.
+    """
+
+    name: ClassVar[str]
+    default_blocks: ClassVar[int] = 8
+
+    def __init__(
+        self,
+        parameters: int,
+        level_sizes: Sizes,
+        *,
+        rank: int = 8,
+        blocks: int | None = None,
+        box: tuple[Sequence[float], Sequence[float]] | None = None,
+        level_decay: float = 0.0,
+        first_level: int = 0,
+        prolongations: Prolongations | None = None,
+    ) -> None:
+        super().__init__()
+        self.level_sizes = {name: tuple(sizes) for name, sizes in level_sizes.items()}
+        self.rank, self.blocks = rank, self.default_blocks if blocks is None else blocks
+        _check(parameters, self.level_sizes, self.rank, self.blocks)
+        lower, upper = ([-1.0] * parameters, [1.0] * parameters) if box is None else box
+        low, high = (torch.as_tensor(ends, dtype=torch.float64) for ends in (lower, upper))
+        # In float64 on any device that has it, else float32: y is mapped before it is rounded to the net's precision.
+        self._centre, self._half_width = (low + high) / 2, (high - low) / 2
+        self.level_decay = level_decay
+        decay = [
+            torch.full((size,), 2.0 ** (-level_decay * (first_level + j)))
+            for sizes in self.level_sizes.values()
+            for j, size in enumerate(sizes)
+        ]
+        self.register_buffer("decay", torch.cat(decay)[:, None], persistent=False)  # (Nhat, 1)
+        self.build(parameters, prolongations)
+
+    @abstractmethod
+    def build(self, parameters: int, prolongations: Prolongations | None) -> None:
+        """Makes the layers."""
+
+    @abstractmethod
+    def coefficients(self, x: Tensor) -> Tensor:
+        """(p, B) to (Nhat, B)."""
+
+    def forward(self, y: Tensor) -> Tensor:
+        if y.ndim != 2 or y.shape[1] != len(self._centre):
+            raise ValueError(f"y has shape {tuple(y.shape)}, but the net takes (B, {len(self._centre)})")
+        coefficients = self.coefficients(self.map_inputs(y).T)
+        return (coefficients * self.decay if self.level_decay else coefficients).T
+
+    def map_inputs(self, y: Tensor) -> Tensor:
+        """(B, p) y as the layers take it: mapped to [-1, 1], then rounded to the net's precision."""
+        dtype = self.decay.dtype
+        wide = y.float() if y.dtype in HALF or (y.dtype != torch.float64 and dtype != torch.float64) else y.double()
+        return ((wide - self._centre.to(wide)) / self._half_width.to(wide)).to(dtype)
+
+    def initialise(self, seed: int) -> None:
+        """Xavier's normal distribution for matrices, zero for biases; the same numbers in every precision."""
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                if parameter.ndim == 1:
+                    parameter.zero_()
+                else:
+                    values = torch.empty(parameter.shape, dtype=torch.float64)
+                    parameter.copy_(nn.init.xavier_normal_(values, generator=generator))
+
+    def parameter_count(self) -> int:
+        return sum(p.numel() for p in self.parameters())
+
+
+class FullResNet(CoefficientNet):
+    """One net for all coefficients: a dense layer into R^Nhat, then blocks."""
+
+    name = "full"
+
+    def build(self, parameters: int, prolongations: Prolongations | None) -> None:
+        width = sum(map(sum, self.level_sizes.values()))
+        self.layers = _chain(Dense(parameters, width), _blocks(width, self.rank, self.blocks))
+
+    def coefficients(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layers(x)
+        return found
+
+
+class SeparateResNets(CoefficientNet):
+    """A net for every field and level."""
+
+    name = "separate"
+
+    def build(self, parameters: int, prolongations: Prolongations | None) -> None:
+        self.nets = nn.ModuleList(
+            _chain(Dense(parameters, size), _blocks(size, self.rank, self.blocks))
+            for sizes in self.level_sizes.values()
+            for size in sizes
+            if size
+        )
+
+    def coefficients(self, x: Tensor) -> Tensor:
+        return torch.cat([net(x) for net in self.nets])
+
+
+class SeparateFrameNets(CoefficientNet):
+    """A net for every field and level, that starts on the coarsest level and is prolonged, blocks after each prolongation.
+
+    Before the first prolongation there are none, unlike in the paper's figure: its parameter count says so.
+    """
+
+    name = "separate-frame"
+    default_blocks = 4
+
+    def build(self, parameters: int, prolongations: Prolongations | None) -> None:
+        self.nets = nn.ModuleList()
+        for field, sizes in self.level_sizes.items():
+            steps = [] if prolongations is None else list(prolongations.get(field, []))
+            if len(steps) != len(sizes) - 1:
+                raise ValueError(
+                    f"{type(self).__name__} needs the {len(sizes) - 1} prolongations of {field}, not {len(steps)}: "
+                    "pass those of frame.P"
+                )
+            first = next(j for j, size in enumerate(sizes) if size)  # coarse levels may have no free point
+            for j in range(first, len(sizes)):
+                net = _chain(Dense(parameters, sizes[first]))
+                if j == first:
+                    net.extend(_blocks(sizes[first], self.rank, self.blocks))
+                for i in range(first + 1, j + 1):
+                    net.append(ProlongationLayer(steps[i - 1]))
+                    net.extend(_blocks(sizes[i], self.rank, self.blocks))
+                self.nets.append(net)
+
+    def coefficients(self, x: Tensor) -> Tensor:
+        return torch.cat([net(x) for net in self.nets])
+
+
+class ProlongationLayer(nn.Module):
+    """z ↦ P_j z."""
+
+    def __init__(self, P: Prolongation) -> None:
+        super().__init__()
+        self._P = P
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self._P(z.T).T
+
+
+NETS: dict[str, type[CoefficientNet]] = {
+    net.name: net for net in (FullResNet, SeparateResNets, SeparateFrameNets)  # type: ignore[type-abstract]
+}
+
+
+def make_net(name: str, parameters: int, level_sizes: Sizes, *, seed: int = 0, **options: Any) -> CoefficientNet:
+    """The net of this name with random weights; options as those of `CoefficientNet`."""
+    if name not in NETS:
+        raise ValueError(f"net is {name!r}; choose from {', '.join(NETS)}")
+    net = NETS[name](parameters, level_sizes, **options)
+    net.initialise(seed)
+    return net
+
+
+def _chain(*layers: nn.Module | list[nn.Module]) -> nn.Sequential:
+    return nn.Sequential(*(m for layer in layers for m in (layer if isinstance(layer, list) else [layer])))
+
+
+def _blocks(width: int, rank: int, count: int) -> list[nn.Module]:
+    return [ResBlock(width, rank) for _ in range(count)]
+
+
+def _check(parameters: int, level_sizes: dict[str, tuple[int, ...]], rank: int, blocks: int) -> None:
+    for name, value, least in (("parameters", parameters, 1), ("rank", rank, 1), ("blocks", blocks, 0)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"{name} is {value!r}; a whole number of at least {least} is expected")
+    if not level_sizes or not all(sum(sizes) > 0 for sizes in level_sizes.values()):
+        raise ValueError(f"the sizes of the levels are {level_sizes}: every field needs coefficients")
