@@ -10,8 +10,10 @@ B samples, n columns, r rows, K finest cells, m numbers in a cell's state.
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -314,4 +316,19 @@ def flat_first(cells: Tensor, like: Tensor) -> Tensor:
 
 def is_plain(x: Tensor) -> bool:
     """Whether values may be looked at: not while torch traces, differentiates forward or maps over a batch."""
-    return not (torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x))
+    if torch.compiler.is_compiling() or not _LOOKING.get():
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+
+_LOOKING = ContextVar("looking", default=True)
+
+
+@contextlib.contextmanager
+def unchecked() -> Iterator[None]:
+    """No values are looked at inside: a training step need not wait for the device to learn that all are finite."""
+    token = _LOOKING.set(False)
+    try:
+        yield
+    finally:
+        _LOOKING.reset(token)

@@ -21,7 +21,7 @@ def check_plot(path: Path | None) -> None:
     """A ValueError now if the picture cannot be drawn or written later."""
     if path is None:
         return
-    plt = _pyplot()
+    plt = pyplot()
     known = plt.figure().canvas.get_supported_filetypes()
     plt.close()
     if path.suffix[1:] not in known:
@@ -31,7 +31,7 @@ def check_plot(path: Path | None) -> None:
 
 def plot_conditioning(rows: Rows, path: Path, title: str = "") -> None:
     """Condition numbers over the levels."""
-    plt = _pyplot()
+    plt = pyplot()
     figure, axes = plt.subplots(figsize=(6.4, 4.4), layout="constrained")
     names = {"cond_A": "A_y", "cond_bpx": "HᵀA_yH = DᵀC_yD", "cond_D": "D on ker(F)^⊥", "cond_C": "C_y on ran D"}
     for (key, label), (_, color, marker) in zip(names.items(), ROUTE_STYLES.values(), strict=True):
@@ -42,7 +42,7 @@ def plot_conditioning(rows: Rows, path: Path, title: str = "") -> None:
 
 def plot_rounding(rows: Rows, path: Path, title: str = "") -> None:
     """Errors of the gradient over the levels: one panel a precision, one line a route."""
-    plt = _pyplot()
+    plt = pyplot()
     dtypes = list(dict.fromkeys(r["dtype"] for r in rows))
     figure, panels = plt.subplots(
         1, len(dtypes), figsize=(1.2 + 3.6 * len(dtypes), 4.2), layout="constrained", squeeze=False
@@ -67,10 +67,10 @@ def _finish(figure: Any, path: Path, *axes: Any) -> None:
     axes[0].legend(fontsize=9)
     with written_whole(path) as file:
         figure.savefig(file, format=path.suffix[1:], dpi=130)
-    _pyplot().close(figure)
+    pyplot().close(figure)
 
 
-def _pyplot() -> Any:
+def pyplot() -> Any:
     try:
         import matplotlib
     except ImportError as error:

@@ -9,7 +9,7 @@ B samples, K cells, Q points in a cell, d dimension, p parameters.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -57,9 +57,14 @@ class Uniform:
     def dimension(self) -> int:
         return len(self.lower)
 
-    def sample(self, count: int, seed: int) -> Floats:
+    def sample(self, count: int, seed: int | Sequence[int]) -> Floats:
         """(count, p) random parameters; fewer of the same seed are the first of more."""
         return np.random.default_rng(seed).uniform(self.lower, self.upper, (count, self.dimension))
+
+    def quantile(self, points: Floats) -> Floats:
+        """(B, p) points of the unit cube to parameters: uniform to their distribution."""
+        low, high = np.array(self.lower), np.array(self.upper)
+        return np.asarray(low + points * (high - low))
 
     def outside(self, y: Floats) -> npt.NDArray[np.bool_]:
         """(B,) where y is not in the box, up to rounding in its last digits."""
@@ -81,9 +86,15 @@ class Gaussian:
     def __post_init__(self) -> None:
         object.__setattr__(self, "dimension", whole_number(self.dimension, "the number of normal parameters"))
 
-    def sample(self, count: int, seed: int) -> Floats:
+    def sample(self, count: int, seed: int | Sequence[int]) -> Floats:
         """(count, p) random parameters; fewer of the same seed are the first of more."""
         return np.random.default_rng(seed).standard_normal((count, self.dimension))
+
+    def quantile(self, points: Floats) -> Floats:
+        """(B, p) points of the unit cube to parameters: uniform to their distribution."""
+        from scipy.special import ndtri
+
+        return np.asarray(ndtri(np.clip(points, 1e-12, 1 - 1e-12)))
 
     def outside(self, y: Floats) -> npt.NDArray[np.bool_]:
         """(B,) nowhere: every y is possible."""

@@ -8,6 +8,7 @@ B samples, n unknowns.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,12 +53,18 @@ class Solution:
 
 
 def conjugate_gradients(
-    M: LinearOperator, b: Tensor, tol: float | Tensor, max_iterations: int = 1000, patience: int | None = None
+    M: LinearOperator,
+    b: Tensor,
+    tol: float | Tensor,
+    max_iterations: int = 1000,
+    patience: int | None = None,
+    until: Callable[[Tensor], Tensor] | None = None,
 ) -> Iterates:
     """Solves M x = b for b (B, n), each sample until its relative residual is below tol.
 
     A sample also stops after `patience` iterations without a smaller residual, which is a sign of rounding where M is
-    well conditioned. Given are the iterates with the smallest residuals.
+    well conditioned. Given are the iterates with the smallest residuals. `until` tells for iterates x (B, n) which are
+    good enough (B,) to stop before.
     """
     M.check(b, M.shape[1])
     if b.ndim != 2 or not torch.isfinite(b).all():
@@ -75,6 +82,8 @@ def conjugate_gradients(
     goal = torch.as_tensor(tol, dtype=square.dtype, device=b.device) ** 2
     least, idle = square, torch.zeros(len(b), dtype=torch.int64, device=b.device)
     active, iterations = square > goal, torch.zeros_like(idle)
+    if until is not None:
+        active = active & ~until(torch.zeros_like(b))
     for _ in range(max_iterations):
         if not active.any():
             break
@@ -93,6 +102,10 @@ def conjugate_gradients(
         idle = torch.where(better, 0, idle + 1)
         active = active & (square > goal) & torch.isfinite(square)
         active = active if patience is None else active & (idle < patience)
+        if until is not None:
+            good = until((x * (size * largest)).to(dtype))
+            best = torch.where((good & active)[:, None], x, best)
+            active = active & ~good
     return Iterates((best * (size * largest)).to(dtype), iterations, least.sqrt())
 
 

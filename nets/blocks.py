@@ -1,7 +1,7 @@
 """The layers of the nets: a dense first layer and residual blocks of low rank.
 
-Inside a net the batch is last, z (n, B): products with tall matrices are then twice as fast, and the frame's operators take
-the result as it is. In half precision products are summed in float32 and rounded once, as tensor cores do.
+Inside a net the batch is last, z (n, B): products with tall matrices are then twice as fast, and the frame's operators
+take the result as it is. In half precision products are summed in float32 and rounded once, as tensor cores do.
 
 B samples, n width, r rank, p parameters.
 """

@@ -1,7 +1,7 @@
 """The three architectures of "Network structures" in the paper: y to frame coefficients.
 
-A net knows the sizes of the levels, and for `SeparateFrameNets` the prolongations between them; nothing else of the frame.
-For the nodal basis there is one level.
+A net knows the sizes of the levels, and for `SeparateFrameNets` the prolongations between them, nothing else of the
+frame. For the nodal basis there is one level.
 
 B samples, p parameters, Nhat coefficients ordered by field, then by level; n_j of a field on level j.
 """
@@ -30,6 +30,7 @@ class CoefficientNet(nn.Module, ABC):
     """
 
     name: ClassVar[str]
+    decay: Tensor
     default_blocks: ClassVar[int] = 8
 
     def __init__(
@@ -128,7 +129,7 @@ class SeparateResNets(CoefficientNet):
 
 
 class SeparateFrameNets(CoefficientNet):
-    """A net for every field and level, that starts on the coarsest level and is prolonged, blocks after each prolongation.
+    """A net for every field and level, that starts on the coarsest level; blocks follow each prolongation.
 
     Before the first prolongation there are none, unlike in the paper's figure: its parameter count says so.
     """
@@ -170,9 +171,7 @@ class ProlongationLayer(nn.Module):
         return self._P(z.T).T
 
 
-NETS: dict[str, type[CoefficientNet]] = {
-    net.name: net for net in (FullResNet, SeparateResNets, SeparateFrameNets)  # type: ignore[type-abstract]
-}
+NETS: dict[str, type[CoefficientNet]] = {net.name: net for net in (FullResNet, SeparateResNets, SeparateFrameNets)}
 
 
 def make_net(name: str, parameters: int, level_sizes: Sizes, *, seed: int = 0, **options: Any) -> CoefficientNet:

@@ -1,1 +1,28 @@
-"""Training of surrogates: losses, optimizers, precision, checkpoints."""
+"""Training of nets over frames: losses, optimizers, precision, checkpoints, and the surrogate. Needs no DOLFINx."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+# Found when first used: the settings of a run can be read without torch.
+_HOMES = {
+    "Configuration": "configuration",
+    "NGD": "natural_gradient",
+    "Surrogate": "surrogate",
+    "TrainingError": "trainer",
+    "train": "trainer",
+}
+__all__ = ["NGD", "Configuration", "Surrogate", "TrainingError", "train"]
+
+if TYPE_CHECKING:
+    from training.configuration import Configuration
+    from training.natural_gradient import NGD
+    from training.surrogate import Surrogate
+    from training.trainer import TrainingError, train
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module training has no attribute {name!r}")
+    return getattr(importlib.import_module(f"training.{_HOMES[name]}"), name)

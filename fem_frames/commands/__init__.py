@@ -15,8 +15,26 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from fem_frames import __version__
-from fem_frames.commands import bench, condition, export, info, iterations, problems, reference, rounding
+from fem_frames.commands import (
+    bench,
+    condition,
+    evaluate,
+    export,
+    export_net,
+    info,
+    iterations,
+    plot,
+    problems,
+    query,
+    reference,
+    rounding,
+    train,
+)
 
+COMMANDS = (
+    *(info, problems, export, reference, condition, iterations, rounding, bench),
+    *(train, evaluate, query, plot, export_net),
+)
 _FAILED = 8531  # tag of the messages by which failing ranks find each other
 
 
@@ -28,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"fem-frames {__version__}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (info, problems, export, reference, condition, iterations, rounding, bench):
+    for command in COMMANDS:
         command.add(subparsers)
     parsed, rest = parser.parse_known_args(arguments)
     strangers = [word for word in rest if word.startswith("--")] if parsed.takes_petsc_options else rest
@@ -37,8 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed.petsc_arguments = rest
     try:
         parsed.run(parsed)
-    except KeyboardInterrupt:
-        _fail("interrupted; what was finished is kept", 130)
+    except KeyboardInterrupt as error:
+        _fail(str(error) or "interrupted; what was finished is kept", 130)
     except ValueError as error:
         _fail(str(error), 2)
     except Exception as error:

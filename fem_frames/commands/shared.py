@@ -84,6 +84,34 @@ def declare_dtypes(parser: argparse.ArgumentParser, *default: str) -> None:
     parser.add_argument("--dtypes", nargs="+", choices=choices, default=list(default), help=text)
 
 
+def declare_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, metavar="RUN", help="folder written by `train`")
+    declare_problem_file(parser)
+
+
+def declare_problem_file(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--problem", help="file.py:name of the problem, if it moved or was made in Python")
+    parser.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE", help="an option of that problem")
+
+
+def load_run(parsed: argparse.Namespace) -> Any:
+    """The surrogate of a run."""
+    from training.surrogate import Surrogate
+
+    if parsed.set and parsed.problem is None:
+        raise ValueError("--set goes with --problem; the problem of a run has the options it was trained with")
+    problem = None if parsed.problem is None else make_problem(parsed.problem, **options_of(parsed.set))
+    return Surrogate.load(parsed.folder, problem)
+
+
+def parameters_of(text: str) -> list[float]:
+    """Numbers from a list with commas."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--y {text}: numbers with commas between them are expected, like 1,0.8,1.4") from None
+
+
 def samples_of(parsed: argparse.Namespace, problem: Problem) -> Floats:
     """(N, p) random parameters; with --samples 0 the one in the middle."""
     from fem_frames.studies import nominal_parameters
@@ -130,8 +158,14 @@ def _recorded_problem(path: Path, arrays: FrameArrays) -> Problem:
 
 
 def problem_of(parsed: argparse.Namespace) -> Problem:
+    problem = make_problem(parsed.problem, **options_of(parsed.set))
+    return problem if parsed.refinement is None else replace(problem, refinement=parsed.refinement)
+
+
+def options_of(settings: Iterable[str]) -> dict[str, Any]:
+    """The options of a problem from what --set was given."""
     options = {}
-    for setting in parsed.set:
+    for setting in settings:
         name, equals, text = setting.partition("=")
         if not equals:
             raise ValueError(f"--set {setting} is not of the form OPTION=VALUE")
@@ -139,8 +173,7 @@ def problem_of(parsed: argparse.Namespace) -> Problem:
             options[name] = json.loads(text)
         except ValueError:
             options[name] = text
-    problem = make_problem(parsed.problem, **options)
-    return problem if parsed.refinement is None else replace(problem, refinement=parsed.refinement)
+    return options
 
 
 def show(record: Mapping[str, Any], as_json: bool) -> None:

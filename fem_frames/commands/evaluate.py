@@ -1,0 +1,41 @@
+"""`fem-frames evaluate`: a trained surrogate against reference solutions for fresh samples."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from fem_frames.commands.shared import (
+    declare,
+    declare_run,
+    declare_samples,
+    load_run,
+    progress_bar,
+    show,
+)
+
+
+def add(subparsers: Any) -> None:
+    parser = declare(
+        subparsers,
+        "evaluate",
+        run,
+        "Errors and losses of a trained surrogate for random samples, against PETSc; where that is absent, against "
+        "conjugate gradients in frame coordinates to 1e-12.",
+    )
+    declare_run(parser)
+    declare_samples(parser, 1000, "number of samples; default: %(default)s")
+
+
+def run(parsed: argparse.Namespace) -> None:
+    if parsed.samples < 1 or parsed.seed < 0:
+        raise ValueError(f"--samples {parsed.samples} --seed {parsed.seed}: give at least one sample, no negative seed")
+    surrogate = load_run(parsed)
+    from training.metrics import evaluate, query_seconds, reference_solutions
+
+    y = surrogate.problem.parameters.sample(parsed.samples, parsed.seed)
+    with progress_bar("reference solutions", wanted=True) as progress:
+        reference = reference_solutions(surrogate.formulation, y, progress)
+    record = evaluate(surrogate, reference).record()
+    record["seconds_per_query"] = query_seconds(surrogate, y)
+    show(record | {"reference": reference.record["reference"]}, parsed.json)

@@ -1,0 +1,32 @@
+"""`fem-frames export-net`: the net alone, for programs without fem-frames."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from fem_frames.commands.shared import declare, declare_run, load_run, show
+
+
+def add(subparsers: Any) -> None:
+    parser = declare(
+        subparsers,
+        "export-net",
+        run,
+        "Writes the net, y to frame coefficients, as a program of torch.export (.pt2) or ONNX (.onnx).",
+    )
+    declare_run(parser)
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="name that ends in .pt2 or .onnx")
+    parser.add_argument("--force", action="store_true", help="replace a file that is there")
+
+
+def run(parsed: argparse.Namespace) -> None:
+    if parsed.out.exists() and not parsed.force:
+        raise ValueError(f"{parsed.out} is there already: choose another name, or replace it by --force")
+    surrogate = load_run(parsed)
+    surrogate.export(parsed.out)
+    show(
+        {"out": str(parsed.out), "parameters": surrogate.net.parameter_count(), "bytes": parsed.out.stat().st_size},
+        parsed.json,
+    )

@@ -1,0 +1,56 @@
+"""`fem-frames plot`: loss curves of runs, and their solutions over the reference."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from fem_frames.commands.shared import declare, declare_problem_file, declare_samples, load_run, show
+from fem_frames.plots import check_plot
+
+
+def add(subparsers: Any) -> None:
+    parser = declare(
+        subparsers,
+        "plot",
+        run,
+        "Loss curves of one or several runs in one figure, and solutions for a few y with the reference under them.",
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders written by `train`")
+    declare_problem_file(parser)
+    parser.add_argument("--out", type=Path, default=Path("runs.png"), metavar="FILE", help="default: %(default)s")
+    declare_samples(parser, 3, "solutions drawn for each run, 0: none; default: %(default)s")
+
+
+def run(parsed: argparse.Namespace) -> None:
+    if not 0 <= parsed.samples <= 6 or parsed.seed < 0:
+        raise ValueError(
+            f"--samples {parsed.samples} --seed {parsed.seed}: 0 to 6 solutions can be drawn, no negative seed"
+        )
+    check_plot(parsed.out)
+    from fem_frames.solution_plots import RunCurve, SolutionPanel, plot_runs
+    from training.log import LOG, read_log
+
+    curves, panels = [], []
+    for folder in parsed.runs:
+        if not (folder / LOG).is_file():
+            raise ValueError(f"{folder} holds no run: there is no {LOG} in it")
+        records = read_log(folder / LOG)
+        curves.append(RunCurve.from_records(_label(folder), records))
+    with_solutions = [folder for folder in parsed.runs if parsed.samples]
+    for folder in with_solutions:
+        surrogate = load_run(argparse.Namespace(folder=folder, problem=parsed.problem, set=parsed.set))
+        from training.metrics import reference_solutions
+
+        y = surrogate.problem.parameters.sample(parsed.samples, parsed.seed)
+        reference = reference_solutions(surrogate.formulation, y)
+        values = {name: v.double().cpu().numpy() for name, v in surrogate(y).items()}
+        panels.append(SolutionPanel(_label(folder), surrogate.arrays, y, values, reference.fields))
+    plot_runs(curves, panels, parsed.out)
+    last = {curve.label: curve.test_loss[-1] if curve.test_loss else None for curve in curves}
+    show({"out": str(parsed.out), **({"runs": last} if parsed.json else last)}, parsed.json)
+
+
+def _label(folder: Path) -> str:
+    return folder.resolve().name

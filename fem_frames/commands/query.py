@@ -1,0 +1,62 @@
+"""`fem-frames query`: the solution for one y, with an error bound, and if wished to a tolerance."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from fem_frames.commands.shared import declare, declare_run, load_run, parameters_of, show
+from fem_frames.plots import check_plot
+
+
+def add(subparsers: Any) -> None:
+    parser = declare(
+        subparsers,
+        "query",
+        run,
+        "The surrogate's solution for one y and a bound for its error in the energy norm. With --tol conjugate "
+        "gradients start from it and go on until the bound is small enough.",
+    )
+    declare_run(parser)
+    parser.add_argument("--y", required=True, metavar="Y1,Y2,…", help="the parameters; in TEXT=-1,2 write --y=-1,2")
+    parser.add_argument("--tol", type=float, metavar="T", help="improve until the error bound is below this")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the solution: .xdmf, .vtu or .vtk")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the solution: .png, .pdf or .svg")
+
+
+def run(parsed: argparse.Namespace) -> None:
+    y = parameters_of(parsed.y)
+    surrogate = load_run(parsed)
+    from training.output import check_format, write_fields
+
+    check_plot(parsed.plot)
+    if parsed.out is not None:
+        check_format(parsed.out)
+    samples = surrogate.problem.check_parameters(y)
+    if parsed.tol is None:
+        values, iterations = surrogate(samples), 0
+        bound, loss = surrogate.error_bound(samples), surrogate.loss(samples)
+    else:
+        found = surrogate.improve(samples, parsed.tol)
+        values, bound, iterations = found.values, found.error_bound, int(found.iterations[0])
+        import torch
+
+        loss = surrogate.formulation.loss(found.w, torch.as_tensor(samples))
+    fields = {name: value[0].double().cpu().numpy() for name, value in values.items()}
+    if parsed.out is not None:
+        write_fields(surrogate.arrays, fields, parsed.out)
+    if parsed.plot is not None:
+        from fem_frames.solution_plots import plot_solution
+
+        plot_solution(surrogate.arrays, fields, parsed.plot, title=f"{surrogate.problem.name}, y = {parsed.y}")
+    record: dict[str, Any] = {"error_bound": float(bound[0]), "loss": float(loss[0]), "iterations": iterations}
+    if parsed.json:
+        record["values"] = {name: value.tolist() for name, value in fields.items()}
+    else:
+        for name, value in fields.items():
+            record[name] = f"{len(value)} values from {value.min():.6g} to {value.max():.6g}"
+        for path in (parsed.out, parsed.plot):
+            if path is not None:
+                record["written" if path is parsed.out else "drawn"] = path
+    show(record, parsed.json)

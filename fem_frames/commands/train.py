@@ -1,0 +1,69 @@
+"""`fem-frames train`: trains a surrogate, alone or under torchrun; its options are the fields of `Configuration`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from fem_frames.commands.shared import declare, options_of, show
+from training.configuration import Configuration, setting_texts, setting_types
+
+PREFIX = "setting_"
+SHOWN = ("parameters", "steps", "seconds", "loss", "floor", "run")
+
+
+def add(subparsers: Any) -> None:
+    parser = declare(
+        subparsers,
+        "train",
+        run,
+        "Trains a surrogate for a problem. Settings come from the TOML file, if one is given, and from the options, "
+        "which win. Ctrl-C saves and ends; --resume goes on, also after a crash. Under `torchrun --nproc-per-node N "
+        "--no-python fem-frames train …` N processes share every batch.",
+    )
+    parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG.toml", help="settings of the run")
+    parser.add_argument("--out", type=Path, required=True, metavar="RUN", help="folder of the run")
+    parser.add_argument("--resume", action="store_true", help="go on with the run in the folder")
+    parser.add_argument("--force", action="store_true", help="replace a run that is in the folder")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    _declare_settings(parser)
+
+
+def _declare_settings(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("settings", "as in CONFIG.toml, where names have _ instead of -")
+    for name, (kind, choices, _) in setting_types().items():
+        option, text = f"--{name.replace('_', '-')}", setting_texts()[name].replace("%", "%%")
+        common: dict[str, Any] = {"default": argparse.SUPPRESS, "dest": PREFIX + name, "help": text}
+        if kind is dict:
+            group.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE", help=text)
+        elif kind is bool:
+            group.add_argument(option, action=argparse.BooleanOptionalAction, **common)
+        elif choices:
+            group.add_argument(option, choices=choices, **common)
+        else:
+            metavar = {int: "N", float: "X"}.get(kind, "TEXT")
+            group.add_argument(option, type=kind, metavar=metavar, **common)
+
+
+def run(parsed: argparse.Namespace) -> None:
+    from training.runs import check_same, saved_configuration
+    from training.trainer import train
+
+    if parsed.resume and parsed.force:
+        raise ValueError("--resume goes on with a run, --force replaces it: give one of them")
+    settings = Configuration.from_toml(parsed.config) if parsed.config is not None else {}
+    given = {name.removeprefix(PREFIX): value for name, value in vars(parsed).items() if name.startswith(PREFIX)}
+    if parsed.set:
+        given["options"] = {**settings.get("options", {}), **options_of(parsed.set)}
+    settings |= Configuration.checked(given, "the command line")
+    configuration = None
+    if parsed.resume:
+        check_same(saved_configuration(parsed.out).record(), settings, str(parsed.out))
+    else:
+        configuration = Configuration(**settings)
+    result = train(configuration, parsed.out, resume=parsed.resume, force=parsed.force, quiet=parsed.quiet)
+    if os.environ.get("RANK", "0") == "0":
+        more = {"stopped": result["stopped"]} if result["stopped"] else {}
+        show({name: result[name] for name in SHOWN} | more, parsed.json)

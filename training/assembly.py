@@ -1,0 +1,133 @@
+"""What a run consists of, made from its configuration, or taken from its folder where it is there already."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from fem_frames.arrays import FrameArrays
+from fem_frames.formulations import Formulation, make_formulation
+from fem_frames.frame import Frame, check_device
+from fem_frames.mesh import Floats
+from fem_frames.problem import Problem
+from fem_frames.problems import make_problem
+from fem_frames.solutions import ReferenceSolutions
+from training import runs
+from training.configuration import Configuration, Resolved
+from training.distributed import World
+from training.losses import LOSSES, Loss, make_loss
+from training.metrics import check_reference, reference_solutions
+from training.samples import FixedSamples, FreshSamples, Samples, SobolSamples
+from training.surrogate import FRAME, Surrogate, describe_net
+
+Say = Callable[[str], None]
+
+
+def choose_device(name: str | None) -> torch.device:
+    """The device asked for, or the best there is; under torchrun every process has a GPU of its own."""
+    if name is None:
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    if name == "cuda" and "LOCAL_RANK" in os.environ:
+        name = f"cuda:{os.environ['LOCAL_RANK']}"
+    return check_device(name)
+
+
+def problem_of(c: Configuration) -> Problem:
+    """The problem that a configuration names, or that of its frame."""
+    if c.problem:
+        problem = make_problem(c.problem, **c.options)
+        return problem if c.refinement is None else replace(problem, refinement=c.refinement)
+    assert c.frame is not None
+    record = FrameArrays.load(c.frame).record
+    try:
+        return make_problem(str(record.get("problem")), **record.get("options", {}))
+    except ValueError as error:
+        raise ValueError(
+            f"{c.frame} is a frame of the problem {record.get('problem')!r}, which cannot be made: {error}; "
+            "give problem too"
+        ) from error
+
+
+def make_frame(c: Configuration, problem: Problem, folder: Path, world: World) -> FrameArrays:
+    """The frame of the run, exported or copied into its folder by the first process."""
+    path = folder / FRAME
+    if world.leads and not path.exists():
+        if c.frame:
+            arrays = FrameArrays.load(c.frame)
+        else:
+            from fem_frames.export import export_frame
+            from fem_frames.hierarchy import MeshHierarchy
+
+            assert c.levels is not None
+            hierarchy = MeshHierarchy.from_problem(problem, c.levels)
+            arrays = export_frame(hierarchy, problem, c.formulation or "energy", c.first_level)
+        if c.formulation not in (None, arrays.formulation):
+            raise ValueError(f"{c.frame} is a frame for {arrays.formulation}, not for {c.formulation}")
+        arrays.save(path)
+    world.wait()
+    return FrameArrays.load(path)
+
+
+def make_samples(c: Resolved, problem: Problem, world: World) -> Samples:
+    """The training samples."""
+    if c.batch < world.size:
+        raise ValueError(f"batch is {c.batch}, but there are {world.size} processes: give each one sample at least")
+    if c.sampling == "fixed":
+        assert c.training_samples is not None
+        last = c.training_samples % c.batch
+        if last and last < world.size:
+            raise ValueError(
+                f"the last batch of {c.training_samples} samples has {last}, fewer than there are processes: "
+                "choose a batch that divides training_samples"
+            )
+        return FixedSamples(problem.parameters, c.training_samples, c.batch, c.sample_seed)
+    kind = SobolSamples if c.sampling == "sobol" else FreshSamples
+    return kind(problem.parameters, c.batch, c.steps_per_epoch, c.sample_seed)
+
+
+def make_run_loss(
+    c: Configuration, arrays: FrameArrays, problem: Problem, samples: Samples, folder: Path, world: World, say: Say
+) -> Loss:
+    """The loss; for a supervised one the training set is solved first."""
+    formulation = make_formulation(Frame.from_arrays(arrays, c.precision, choose_device(c.device)), problem)
+    if not LOSSES[c.loss].supervised:
+        return make_loss(c.loss, formulation)
+    assert isinstance(samples, FixedSamples)
+    path = folder / runs.TRAINING
+    if world.leads:
+        solved(path, samples.y, "training set", formulation.to(torch.float64, "cpu"), say)
+    world.wait()
+    return make_loss(c.loss, formulation, ReferenceSolutions.load(path))
+
+
+def make_surrogate(c: Resolved, arrays: FrameArrays, problem: Problem, device: torch.device) -> Surrogate:
+    """The surrogate before training: random weights, or those of the run to start from."""
+    description = describe_net(c, problem)
+    net = description.build(arrays, device, c.net_seed)
+    if c.start_from is not None:
+        other = Surrogate.load(c.start_from, problem)
+        try:
+            net.load_state_dict(other.net.state_dict())
+        except RuntimeError as error:
+            raise ValueError(
+                f"the net in {c.start_from} is another one: {other.description} instead of {description}"
+            ) from error
+    return Surrogate(net, description, arrays, problem, {"configuration": c.record()})
+
+
+def solved(path: Path, y: Floats, name: str, exact: Formulation, say: Say) -> ReferenceSolutions:
+    """The reference solutions in the file, solved for y (B, p) if they are not there; `exact` in float64."""
+    if not path.exists():
+        start = time.perf_counter()
+        made = reference_solutions(exact, y)
+        made.save(path)
+        seconds = time.perf_counter() - start
+        say(f"{name}: {len(y)} reference solutions by {made.record['reference']} in {seconds:.1f} s")
+    found = ReferenceSolutions.load(path)
+    check_reference(exact, found)
+    return found

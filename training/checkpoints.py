@@ -1,0 +1,105 @@
+"""Checkpoints: whole or not at all, read without executing what is in them, the last two and the best kept."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fem_frames.files import written_whole
+
+KIND, VERSION = "training checkpoint", 1
+KEPT = 2
+
+
+def save_tensors(path: str | Path, kind: str, version: int, content: Mapping[str, Any]) -> None:
+    """Writes tensors, numbers and texts in lists and dictionaries."""
+    with written_whole(path) as file:
+        torch.save({"format": kind, "version": version, **content}, file)
+
+
+def load_tensors(path: str | Path, kind: str, version: int) -> dict[str, Any]:
+    """What `save_tensors` wrote; anything else, damaged files too, is refused. Nothing in the file is executed."""
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()  # torch does not look at the checksums
+        if damaged is not None:
+            raise ValueError(f"the checksum of {damaged} is wrong")
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, EOFError, ValueError, RuntimeError, KeyError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
+        why = str(error).strip().split("\n")[0]
+        raise ValueError(f"{path} is no {kind}, or it is cut short or damaged: {why}") from error
+    if not isinstance(content, dict) or content.get("format") != kind:
+        raise ValueError(f"{path} is no {kind}")
+    if content.get("version") != version:
+        raise ValueError(
+            f"{path} has version {content.get('version')} of the format {kind}, this fem-frames reads {version}; "
+            "use the release that wrote it"
+        )
+    return content
+
+
+def link_whole(source: Path, target: Path) -> None:
+    """Gives a file that is never changed a second name, in place of what had it before."""
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    part.unlink(missing_ok=True)
+    try:
+        os.link(source, part)
+    except OSError:  # a file system without links
+        with written_whole(target) as file:
+            file.write(source.read_bytes())
+        return
+    part.replace(target)
+
+
+class Checkpoints:
+    """The checkpoints of one run, in a folder of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    def best(self) -> Path:
+        return self.folder / "best.pt"
+
+    def steps(self) -> list[int]:
+        """Of the checkpoints that are there, from old to new."""
+        names = [re.fullmatch(r"step-(\d+)\.pt", p.name) for p in self.folder.glob("step-*.pt")]
+        return sorted(int(match[1]) for match in names if match)
+
+    def path(self, step: int) -> Path:
+        return self.folder / f"step-{step:09d}.pt"
+
+    def save(self, step: int, content: Mapping[str, Any], best: bool = False) -> None:
+        """Writes one, then removes what is too old: a full disk loses nothing that was saved before."""
+        self.folder.mkdir(exist_ok=True)
+        save_tensors(self.path(step), KIND, VERSION, content)
+        if best:
+            link_whole(self.path(step), self.best)
+        for old in self.steps()[:-KEPT]:
+            self.path(old).unlink(missing_ok=True)
+
+    def newest(self, fits: Callable[[dict[str, Any]], None], say: Callable[[str], None]) -> dict[str, Any] | None:
+        """The newest that can be read and fits, a function that raises a ValueError if not; None if there is none."""
+        refused = []
+        for step in reversed(self.steps()):
+            try:
+                content = load_tensors(self.path(step), KIND, VERSION)
+                fits(content)
+            except ValueError as error:
+                refused.append(str(error))
+                say(f"{error}; the checkpoint before it is used, if there is one")
+                continue
+            return content
+        if refused:
+            raise ValueError(f"no checkpoint can be used: {refused[-1]}; start anew with --force")
+        return None

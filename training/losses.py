@@ -1,0 +1,221 @@
+"""The losses that nets are trained with, all called alike: loss(w, batch) for the net's answers w (B, n).
+
+Unsupervised, from the variational formulation: `stable` (DᵀC_yD), `bpx` (HᵀA_yH) and `nodal` (A_y, no frame).
+Supervised, against reference solutions: in the norm of 𝒟 through the frame, or plainly by nodal values.
+
+B samples, n = Nhat frame coefficients, or N nodal values where the net gives those, K m states.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fem_frames.arrays import FrameArrays
+from fem_frames.formulations import Formulation
+from fem_frames.mesh import Floats
+from fem_frames.operators import Prolongation, dot
+from fem_frames.solutions import ReferenceSolutions
+
+Map = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Parameters, and what a supervised loss aims at."""
+
+    y: Tensor  # (B, p) in the precision of the frame
+    target: Tensor | None = None  # (B, ·)
+
+
+class Loss(ABC):
+    """A loss over one formulation, in its precision and on its device."""
+
+    name: ClassVar[str]
+    nodal: ClassVar[bool] = False
+    """Whether nets give nodal values instead of frame coefficients."""
+    supervised: ClassVar[bool] = False
+
+    def __init__(self, formulation: Formulation) -> None:
+        self.formulation = formulation
+
+    @property
+    def level_sizes(self) -> dict[str, tuple[int, ...]]:
+        """Of each field, how many numbers a net gives for every level; the nodal basis is one level."""
+        sizes = self.formulation.frame.level_sizes
+        return {name: own[-1:] for name, own in sizes.items()} if self.nodal else sizes
+
+    @property
+    def first_level(self) -> int:
+        arrays = self.formulation.frame.arrays
+        return arrays.finest_level if self.nodal else arrays.first_level
+
+    def prolongations(self) -> dict[str, list[Prolongation]]:
+        """Of each field, P_j between the levels that nets have."""
+        frame = self.formulation.frame
+        first, last = self.first_level + 1, frame.arrays.finest_level
+        return {name: [frame.P(j, name) for j in range(first, last + 1)] for name in self.level_sizes}
+
+    def batch(self, y: Floats, rows: Sequence[int] | np.ndarray | None = None) -> Batch:
+        """The batch for parameters y (B, p), `rows` of the training set that has the targets."""
+        frame = self.formulation.frame
+        return Batch(torch.as_tensor(y).to(frame.device, frame.dtype), self.target(rows))
+
+    def target(self, rows: Sequence[int] | np.ndarray | None) -> Tensor | None:
+        return None
+
+    def check(self, batch: Batch) -> None:
+        """A ValueError if coefficient or source are wrong for some y: inside training steps nobody looks."""
+        self.formulation.coefficient(batch.y)
+        self.formulation.source(batch.y)
+
+    @abstractmethod
+    def __call__(self, w: Tensor, batch: Batch) -> Tensor:
+        """(B,) losses, in float32 where w is in half precision."""
+
+    @abstractmethod
+    def curvature(self, batch: Batch) -> Map:
+        """The second derivative of the loss in w: (B, n) to (B, n); it does not depend on w."""
+
+
+class StableLoss(Loss):
+    """The functional from the states of cells, Dw: numerically stable in every precision."""
+
+    name = "stable"
+
+    def __call__(self, w: Tensor, batch: Batch) -> Tensor:
+        return self.formulation.loss(w, batch.y)
+
+    def curvature(self, batch: Batch) -> Map:
+        return _scaled(2 * self.formulation.factor, self.formulation.stable(batch.y))
+
+
+class BpxLoss(Loss):
+    """The same functional as a quadratic form in nodal values v = Hw: preconditioned, but not stable."""
+
+    name = "bpx"
+
+    def __call__(self, w: Tensor, batch: Batch) -> Tensor:
+        return self.formulation.nodal_loss(self.formulation.frame.H(w), batch.y)
+
+    def curvature(self, batch: Batch) -> Map:
+        return _scaled(2 * self.formulation.factor, self.formulation.bpx(batch.y))
+
+
+class NodalLoss(Loss):
+    """The quadratic form in nodal values that the net gives itself: neither preconditioned nor stable."""
+
+    name = "nodal"
+    nodal = True
+
+    def __call__(self, w: Tensor, batch: Batch) -> Tensor:
+        return self.formulation.nodal_loss(w, batch.y)
+
+    def curvature(self, batch: Batch) -> Map:
+        return _scaled(2 * self.formulation.factor, self.formulation.A(batch.y))
+
+
+class SupervisedLoss(Loss):
+    """‖𝒟(u - u_ref)‖², by states: regression in the norm of the space, preconditioned and stable."""
+
+    name = "supervised"
+    supervised = True
+
+    def __init__(self, formulation: Formulation, reference: ReferenceSolutions) -> None:
+        super().__init__(formulation)
+        frame = formulation.frame
+        self._targets = self.targets(_exact(formulation), reference).to(frame.device, frame.dtype)
+
+    def targets(self, exact: Formulation, reference: ReferenceSolutions) -> Tensor:
+        """(K, ·) of the whole training set, in float64."""
+        return exact.nodal_differential(free_values(exact, reference))
+
+    def target(self, rows: Sequence[int] | np.ndarray | None) -> Tensor | None:
+        assert rows is not None, "a supervised loss needs a fixed set of samples"
+        return self._targets[torch.as_tensor(rows)]
+
+    def __call__(self, w: Tensor, batch: Batch) -> Tensor:
+        assert batch.target is not None
+        off = self.predicted(w) - batch.target
+        return dot(off, off)
+
+    def predicted(self, w: Tensor) -> Tensor:
+        """(B, ·) what is compared with the target."""
+        return self.formulation.frame.D(w)
+
+    def curvature(self, batch: Batch) -> Map:
+        D = self.formulation.frame.D
+        return lambda z: 2 * D.T(D(z))
+
+
+class SupervisedNodalLoss(SupervisedLoss):
+    """‖v - v_ref‖² of nodal values v that the net gives itself, for comparison."""
+
+    name = "supervised-nodal"
+    nodal = True
+
+    def targets(self, exact: Formulation, reference: ReferenceSolutions) -> Tensor:
+        return free_values(exact, reference)
+
+    def predicted(self, w: Tensor) -> Tensor:
+        return w
+
+    def curvature(self, batch: Batch) -> Map:
+        return lambda z: 2 * z
+
+
+LOSSES: dict[str, type[Loss]] = {
+    loss.name: loss for loss in (StableLoss, BpxLoss, NodalLoss, SupervisedLoss, SupervisedNodalLoss)
+}
+
+
+def make_loss(name: str, formulation: Formulation, reference: ReferenceSolutions | None = None) -> Loss:
+    """The loss of this name; supervised ones take reference solutions for the training set."""
+    if name not in LOSSES:
+        raise ValueError(f"loss is {name!r}; choose from {', '.join(LOSSES)}")
+    kind = LOSSES[name]
+    if not issubclass(kind, SupervisedLoss):
+        return kind(formulation)
+    if reference is None:
+        raise ValueError(f"the loss {name} needs reference solutions for a fixed set of samples")
+    return kind(formulation, reference)
+
+
+def free_values(exact: Formulation, reference: ReferenceSolutions) -> Tensor:
+    """(K, N) values of u_ref - lift at the free points of all fields, in float64."""
+    arrays = exact.frame.arrays
+    parts = []
+    for f in arrays.fields:
+        values = reference.fields[f.name]
+        if values.shape[1] != len(arrays.points):
+            raise ValueError(
+                f"the reference solutions have {values.shape[1]} points, the frame {len(arrays.points)}: "
+                "solve them again for this problem and level"
+            )
+        parts.append((values - f.lift)[:, f.free[-1]])
+    return torch.as_tensor(np.concatenate(parts, axis=1)).to(exact.frame.device)
+
+
+def frame_coefficients(arrays: FrameArrays, nodal: Tensor) -> Tensor:
+    """(B, Nhat) frame coefficients of nodal values (B, N): those of the finest level, divided by the hats' scale."""
+    pieces, start = [], 0
+    for f in arrays.fields:
+        size = f.level_sizes[-1]
+        own = nodal[:, start : start + size] / torch.as_tensor(np.array(f.scale[-1])).to(nodal)
+        pieces += [nodal.new_zeros(len(nodal), sum(f.level_sizes[:-1])), own]
+        start += size
+    return torch.cat(pieces, dim=1)
+
+
+def _exact(formulation: Formulation) -> Formulation:
+    return formulation if formulation.frame.dtype == torch.float64 else formulation.to(torch.float64, "cpu")
+
+
+def _scaled(factor: float, operator: Map) -> Map:
+    return operator if factor == 1 else lambda z: factor * operator(z)

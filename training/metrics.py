@@ -1,0 +1,141 @@
+"""Reference solutions for test and training sets, and how far a surrogate is from them.
+
+B samples, p parameters, N points.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fem_frames.formulations import Formulation
+from fem_frames.mesh import Floats
+from fem_frames.solutions import ReferenceSolutions
+from fem_frames.solvers import solve
+from training.losses import frame_coefficients, free_values
+
+if TYPE_CHECKING:
+    from training.surrogate import Surrogate
+
+Progress = Callable[[int, int], None]
+CHUNK = 128  # samples evaluated at a time
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Means over the samples, as in "Metrics" of the paper."""
+
+    mre: float
+    """‖v - v_ref‖ / ‖v_ref‖ of the joint nodal vector of all fields."""
+    mse: float
+    """‖v - v_ref‖²."""
+    loss: float
+    """The functional at the synthesised solution, in float64."""
+    floor: float
+    """The functional at the reference: what the discretisation allows."""
+    ratio: float
+    """loss / floor."""
+    excess: float
+    """loss - floor; for the energy half the squared error in the energy norm."""
+    samples: int
+
+    def record(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def has_petsc() -> bool:
+    return all(find_spec(name) is not None for name in ("dolfinx", "petsc4py", "mpi4py"))
+
+
+def reference_solutions(exact: Formulation, y: Floats, progress: Progress | None = None) -> ReferenceSolutions:
+    """Solutions for y (B, p) by PETSc; where it is absent by conjugate gradients in frame coordinates, to 1e-12.
+
+    `exact` is the formulation in float64.
+    """
+    tell = progress or (lambda done, count: None)
+    problem, arrays = exact.problem, exact.frame.arrays
+    if has_petsc():
+        from mpi4py import MPI
+
+        from fem_frames.reference import ReferenceSolver
+
+        solver = ReferenceSolver(problem, arrays.finest_level, arrays.formulation, comm=MPI.COMM_SELF)
+        results: list[tuple[dict[str, Floats], float]] = []
+        for sample in y:
+            tell(len(results), len(y))
+            results.append(solver(sample))
+        found = ReferenceSolutions.stack(y, results, {"reference": "PETSc"})
+        check_reference(exact, found)
+    else:
+        fields: dict[str, list[Floats]] = {f.name: [] for f in arrays.fields}
+        losses = []
+        for start in range(0, len(y), CHUNK):
+            tell(start, len(y))
+            samples = torch.as_tensor(y[start : start + CHUNK], device=exact.frame.device)
+            w = solve(exact, samples, 1e-12).w
+            for name, values in exact.synthesise(w).items():
+                fields[name].append(values.cpu().numpy())
+            losses.append(exact.loss(w, samples).cpu().numpy())
+        joined = {name: np.concatenate(parts) for name, parts in fields.items()}
+        found = ReferenceSolutions(y, joined, np.concatenate(losses), {"reference": "conjugate gradients"})
+    tell(len(y), len(y))
+    return found
+
+
+def check_reference(exact: Formulation, reference: ReferenceSolutions) -> None:
+    """A ValueError if the solutions are those of another mesh or problem: their loss in the frame would be another."""
+    y = torch.as_tensor(reference.y[:1], device=exact.frame.device)
+    part = ReferenceSolutions(reference.y[:1], {k: v[:1] for k, v in reference.fields.items()}, reference.loss[:1])
+    loss = float(exact.loss(frame_coefficients(exact.frame.arrays, free_values(exact, part)), y))
+    size = float(exact.constant(y).abs() + abs(reference.loss[0]))
+    if abs(loss - reference.loss[0]) > 1e-6 * size + 1e-12:
+        raise ValueError(
+            f"reference solutions do not fit the frame: loss {reference.loss[0]:.3e}, in the frame {loss:.3e}; "
+            "are problem, levels and refinement those the frame was exported with?"
+        )
+
+
+def query_seconds(surrogate: Surrogate, y: Floats, batch: int = 64) -> float:
+    """Time of one query, in batches; the median over those of y, after one to warm up."""
+    batches = [y[start : start + batch] for start in range(0, len(y), batch)]
+    surrogate(batches[0])
+    times = []
+    for part in batches[:32]:
+        start = time.perf_counter()
+        values = surrogate(part)
+        float(values["u"][0, 0])  # waits for the device
+        times.append((time.perf_counter() - start) / len(part))
+    return statistics.median(times)
+
+
+def evaluate(surrogate: Surrogate, reference: ReferenceSolutions) -> Metrics:
+    """The metrics over the samples of the reference."""
+    exact = surrogate.formulation
+    relative, square, losses = [], [], []
+    for start in range(0, len(reference.y), CHUNK):
+        part = slice(start, start + CHUNK)
+        y = torch.as_tensor(reference.y[part], device=exact.frame.device)
+        w = surrogate.coefficients(y)
+        values = exact.synthesise(w)
+        off = sum(((values[k].cpu().numpy() - v[part]) ** 2).sum(axis=1) for k, v in reference.fields.items())
+        size = sum((v[part] ** 2).sum(axis=1) for v in reference.fields.values())
+        square.append(off)
+        relative.append(np.sqrt(off / size))
+        losses.append(exact.loss(w, y).cpu().numpy())
+    loss, floor = float(np.concatenate(losses).mean()), float(reference.loss.mean())
+    return Metrics(
+        mre=float(np.concatenate(relative).mean()),
+        mse=float(np.concatenate(square).mean()),
+        loss=loss,
+        floor=floor,
+        ratio=loss / floor if floor else float("inf"),
+        excess=loss - floor,
+        samples=len(reference.y),
+    )

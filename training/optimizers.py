@@ -1,0 +1,156 @@
+"""The optimizers behind one call, with the paper's settings for every precision as defaults."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from training.natural_gradient import NGD
+from training.objective import Objective
+from training.precision import Precision
+
+RATES = {"sgd": 1e-3, "adam": 1e-3, "lbfgs": 1.0, "ngd": 1.0, "soap": 3e-3}
+LINE_SEARCH = ("lbfgs", "ngd")
+"""They search along a line, have no schedule, and want batches that do not change inside a step."""
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What one step did."""
+
+    loss: Tensor
+    finite: bool = True
+    """Whether loss and gradients were finite; if not, the parameters are those from before the step."""
+    reason: str | None = None
+    """Why an optimizer stopped early."""
+    moved: bool = True
+
+
+class Stepper:
+    """Takes steps by a first-order optimizer: one evaluation, one update."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def __call__(self, objective: Objective) -> Outcome:
+        loss = objective()
+        if not objective.finite(loss):
+            return Outcome(loss, finite=False)
+        self.optimizer.step()
+        return Outcome(loss)
+
+    def set_rate(self, rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
+
+class LineSearchStepper(Stepper):
+    """Takes steps by an optimizer that evaluates the objective itself, several times a step."""
+
+    def __call__(self, objective: Objective) -> Outcome:
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        before = [p.detach().clone() for p in parameters]
+        explain = _lbfgs_reason(self.optimizer) if isinstance(self.optimizer, torch.optim.LBFGS) else None
+        loss = torch.as_tensor(self.optimizer.step(objective)).detach()  # type: ignore[arg-type]
+        norms = torch.stack(torch._foreach_norm([p.detach() for p in parameters]))
+        if not torch.isfinite(loss) or not torch.isfinite(norms).all():
+            with torch.no_grad():
+                for p, saved in zip(parameters, before, strict=True):
+                    p.copy_(saved)
+            self.optimizer.state.clear()  # a history with such numbers in it spoils all that follows
+            return Outcome(loss, finite=False)
+        if explain is None:
+            assert isinstance(self.optimizer, NGD)
+            return Outcome(loss, reason=self.optimizer.reason, moved=self.optimizer.moved)
+        moved = any(not torch.equal(p, saved) for p, saved in zip(parameters, before, strict=True))
+        return Outcome(loss, reason=explain(), moved=moved)
+
+
+def make_stepper(
+    name: str, parameters: list[nn.Parameter], precision: Precision, rate: float, preconditioned: int
+) -> Stepper:
+    """The optimizer of this name; `preconditioned` is the largest side of a matrix that SOAP preconditions."""
+    if name == "sgd":
+        return Stepper(torch.optim.SGD(parameters, lr=rate))
+    if name == "adam":
+        return Stepper(torch.optim.Adam(parameters, lr=rate, eps=precision.adam_epsilon, fused=_fused(parameters)))
+    if name == "soap":
+        return Stepper(
+            _soap()(
+                parameters,
+                lr=rate,
+                eps=precision.adam_epsilon,
+                weight_decay=0.0,
+                max_precondition_dim=preconditioned,
+            )
+        )
+    if name == "lbfgs":
+        return LineSearchStepper(
+            torch.optim.LBFGS(
+                parameters,
+                lr=rate,
+                max_iter=20,
+                max_eval=25,
+                tolerance_grad=precision.tolerance,
+                tolerance_change=precision.tolerance,
+                history_size=100,
+                line_search_fn="strong_wolfe",
+            )
+        )
+    if name == "ngd":
+        epsilon = precision.natural_gradient
+        return LineSearchStepper(NGD(parameters, lr=rate, regularisation=epsilon, tolerance=epsilon))
+    raise ValueError(f"optimizer is {name!r}; choose from {', '.join(RATES)}")
+
+
+def cosine_rate(epoch: float, period: float, rate: float, minimum: float) -> float:
+    """The paper's η_t up to T_max, then its minimum: the formula as printed would rise again."""
+    if epoch >= period:
+        return minimum
+    return minimum + 0.5 * (rate - minimum) * (1 + math.cos(math.pi * epoch / period))
+
+
+def _fused(parameters: list[nn.Parameter]) -> bool:
+    """One pass over parameters and state instead of ten, where torch has it."""
+    return parameters[0].device.type in ("cpu", "cuda") and parameters[0].dtype != torch.bfloat16
+
+
+def _soap() -> Any:
+    try:
+        from pytorch_optimizer import SOAP
+    except ImportError as error:
+        raise ValueError("the optimizer soap needs pytorch-optimizer: pip install pytorch-optimizer") from error
+    return SOAP
+
+
+def _lbfgs_reason(optimizer: torch.optim.LBFGS) -> Callable[[], str | None]:
+    """To be called after a step: why it ended before its limits, which torch does not say."""
+    group = optimizer.param_groups[0]
+    first = group["params"][0]
+    iterations, evaluations = (optimizer.state[first].get(key, 0) for key in ("n_iter", "func_evals"))
+
+    def explain() -> str | None:
+        state = optimizer.state[first]
+        done = state["n_iter"] - iterations
+        if done >= group["max_iter"] or state["func_evals"] - evaluations >= group["max_eval"]:
+            return None
+        largest = max(float(p.grad.abs().max()) for p in group["params"] if p.grad is not None)
+        if largest <= group["tolerance_grad"]:
+            return f"the gradient, at most {largest:.1e}, is below the tolerance {group['tolerance_grad']:.0e}"
+        if done == 0 or state.get("d") is None:
+            return None
+        if not float(state["prev_flat_grad"] @ state["d"]) < -group["tolerance_change"]:
+            return "no curvature: the direction of L-BFGS does not descend beyond the tolerance"
+        change = float((state["d"] * state["t"]).abs().max())
+        if change == 0:
+            return "the line search failed: no step gave a smaller loss"
+        if change <= group["tolerance_change"]:
+            return f"parameters change by at most {change:.1e}, below the tolerance {group['tolerance_change']:.0e}"
+        return f"the loss changes by less than the tolerance {group['tolerance_change']:.0e}"
+
+    return explain

@@ -1,0 +1,85 @@
+"""Solutions for ParaView and DOLFINx, and the net alone for other programs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fem_frames.arrays import FrameArrays
+from fem_frames.files import check_writable
+from fem_frames.mesh import Floats
+from nets import CoefficientNet
+
+FORMATS = {".xdmf": ("xdmf", {"data_format": "XML"}), ".vtu": ("vtu", {}), ".vtk": ("vtk", {})}
+_CELLS = {1: "line", 2: "triangle", 3: "tetra"}
+
+
+def nodal_function(arrays: FrameArrays, values: Floats, name: str, comm: Any = None) -> Any:
+    """A DOLFINx function with the values (N,) at the points of the finest mesh."""
+    from mpi4py import MPI
+
+    from fem_frames import dolfinx_door as door
+
+    mesh = door.create(arrays.points, arrays.levels[-1].cells, MPI.COMM_SELF if comm is None else comm)
+    return door.nodal_function(mesh, values, name)
+
+
+def check_format(path: Path) -> None:
+    """A ValueError if fields cannot be written to the path."""
+    if path.suffix not in FORMATS:
+        raise ValueError(f"cannot write {path}: the name must end in {', '.join(FORMATS)}")
+    check_writable(path)
+
+
+def write_fields(arrays: FrameArrays, fields: Mapping[str, Floats], path: Path) -> None:
+    """Nodal fields (N,) on the finest mesh, in one file, whole or not at all; without DOLFINx, by meshio."""
+    check_format(path)
+    try:
+        import meshio
+    except ImportError as error:
+        raise ValueError("writing for ParaView needs meshio: pip install meshio") from error
+    points = np.zeros((len(arrays.points), 3))
+    points[:, : arrays.dimension] = arrays.points
+    mesh = meshio.Mesh(
+        points, [(_CELLS[arrays.dimension], arrays.levels[-1].cells)], {k: np.array(v) for k, v in fields.items()}
+    )
+    kind, options = FORMATS[path.suffix]
+    part = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        meshio.write(part, mesh, file_format=kind, **options)
+        part.replace(path)
+    except OSError as error:
+        raise ValueError(f"cannot write {path}: {error.strerror or error}; is there room?") from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def export_net(net: CoefficientNet, parameters: int, path: Path) -> None:
+    """The net as a program of torch.export, or of ONNX, for any number of samples y in float32, or float64."""
+    if path.suffix not in (".pt2", ".onnx"):
+        raise ValueError(f"cannot write {path}: the name must end in .pt2 (torch.export) or .onnx")
+    check_writable(path)
+    dtype = torch.float64 if net.decay.dtype == torch.float64 else torch.float32
+    example = (torch.zeros(3, parameters, dtype=dtype, device=net.decay.device),)
+    batch = torch.export.Dim("batch", min=1)
+    if path.suffix == ".pt2":
+        part = path.with_name(f".{os.getpid()}.{path.name}")
+        try:
+            torch.export.save(torch.export.export(net, example, dynamic_shapes=({0: batch},)), part)
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+        return
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ValueError("ONNX needs two packages more: pip install onnx onnxscript; or write a .pt2 file") from error
+    program = torch.onnx.export(net, example, dynamic_shapes=({0: batch},), dynamo=True, verbose=False)
+    assert program is not None
+    program.save(path)

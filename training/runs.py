@@ -1,0 +1,108 @@
+"""The folder of a training run: configuration, frame, test set, log, checkpoints, and in the end the surrogate."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+
+from fem_frames import __version__
+from fem_frames.files import lock, written_whole
+from training.configuration import Configuration, Resolved
+from training.log import LOG
+from training.surrogate import FRAME, NET
+
+SETTINGS, TEST, TRAINING, RESULT, CHECKPOINTS, LOCK = (
+    "configuration.toml",
+    "test.npz",
+    "training.npz",
+    "result.json",
+    "checkpoints",
+    "lock",
+)
+FILES = (SETTINGS, TEST, TRAINING, RESULT, LOG, LOCK, FRAME, NET)
+FOLDERS = (CHECKPOINTS, "tensorboard")
+FREE = ("device", "tensorboard")
+"""Settings that may change when a run is resumed."""
+
+
+def versions() -> dict[str, str]:
+    return {
+        "fem_frames": __version__,
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def saved_configuration(folder: Path) -> Resolved:
+    """The configuration of the run in a folder."""
+    if not (folder / SETTINGS).is_file():
+        raise ValueError(f"{folder} holds no run that could be resumed: leave out --resume")
+    return Configuration(**Configuration.from_toml(folder / SETTINGS)).resolved()
+
+
+def check_same(saved: Mapping[str, Any], given: Mapping[str, Any], where: str) -> None:
+    """A ValueError if settings differ from those of a run that is to be resumed."""
+    differ = [
+        f"{name} {given[name]!r} instead of {value!r}"
+        for name, value in saved.items()
+        if name in given and given[name] != value and name not in FREE
+    ]
+    if differ:
+        raise ValueError(
+            f"{where} is another run ({', '.join(differ)}): resume it with the settings it has, or choose another --out"
+        )
+
+
+def open_run(folder: Path, configuration: Configuration, resume: bool, force: bool) -> IO[bytes]:
+    """Makes the folder ready for the run and holds it against others until the file returned is closed."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file: give a folder as --out")
+    known = folder.is_dir() and (folder / SETTINGS).exists()
+    if folder.is_dir():
+        foreign = sorted(p.name for p in folder.iterdir() if p.name not in (*FILES, *FOLDERS) and not _is_rest(p))
+        if foreign and not known:
+            raise ValueError(f"{folder} holds {foreign[0]}, which is not of a run: choose another --out")
+        if known and not resume and not force:
+            raise ValueError(f"{folder} holds a run: --resume continues it, --force replaces it")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        held = lock(folder / LOCK, patience=2.0)
+    except OSError as error:
+        raise ValueError(f"cannot write to {folder}: {error.strerror or error}") from error
+    try:
+        if known and not resume:
+            _clear(folder)
+        for rest in [p for p in (*folder.iterdir(), *(folder / CHECKPOINTS).glob(".*")) if _is_rest(p)]:
+            rest.unlink()  # of a write that was killed
+        if not known or not resume:
+            with written_whole(folder / SETTINGS) as file:
+                file.write(configuration.to_toml().encode())
+    except BaseException:
+        held.close()
+        raise
+    return held
+
+
+def write_result(folder: Path, result: Mapping[str, Any]) -> None:
+    with written_whole(folder / RESULT) as file:
+        file.write(json.dumps(result, indent=2).encode())
+
+
+def _is_rest(path: Path) -> bool:
+    return path.name.startswith(".") and path.name.endswith(".part") and path.is_file()
+
+
+def _clear(folder: Path) -> None:
+    for name in FILES:
+        if name != LOCK:
+            (folder / name).unlink(missing_ok=True)
+    for name in FOLDERS:
+        shutil.rmtree(folder / name, ignore_errors=True)

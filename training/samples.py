@@ -1,0 +1,89 @@
+"""Training samples y: fresh random ones in every step, a fixed set in minibatches, Sobol points.
+
+The batch of a step depends on the seed and the step alone, not on what was drawn before: a run that is resumed, or
+spread over processes, sees the same samples.
+
+B samples in a batch of all processes together, p parameters, K samples of a fixed set.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from fem_frames.mesh import Floats
+from fem_frames.problem import Gaussian, Uniform
+
+Rows = npt.NDArray[np.int64]
+
+
+class Samples(Protocol):
+    """The batches of all steps."""
+
+    steps_per_epoch: int
+    repeats: bool
+    """Whether all steps have the same batch."""
+
+    def batch(self, step: int) -> tuple[Floats, Rows | None]:
+        """(B, p) parameters of a step, and their rows in the fixed set if there is one."""
+
+
+class FreshSamples:
+    """New random samples in every step."""
+
+    repeats = False
+
+    def __init__(self, parameters: Uniform | Gaussian, batch: int, steps_per_epoch: int, seed: int) -> None:
+        self.steps_per_epoch = steps_per_epoch
+        self._parameters, self._batch, self._seed = parameters, batch, seed
+
+    def batch(self, step: int) -> tuple[Floats, Rows | None]:
+        return self._parameters.sample(self._batch, (self._seed, step)), None
+
+
+class FixedSamples:
+    """K random samples, in another order in every epoch."""
+
+    def __init__(self, parameters: Uniform | Gaussian, count: int, batch: int, seed: int) -> None:
+        self.y = parameters.sample(count, (seed, 0))
+        self.steps_per_epoch = -(-count // batch)
+        self.repeats = self.steps_per_epoch == 1
+        self._batch, self._seed = batch, seed
+        self._epoch, self._order = -1, np.arange(count)
+
+    def batch(self, step: int) -> tuple[Floats, Rows | None]:
+        epoch, place = divmod(step, self.steps_per_epoch)
+        if not self.repeats and epoch != self._epoch:
+            self._epoch, self._order = epoch, np.random.default_rng((self._seed, 1, epoch)).permutation(len(self.y))
+        rows = self._order[place * self._batch : (place + 1) * self._batch]
+        return self.y[rows], rows
+
+
+class SobolSamples:
+    """Consecutive points of a scrambled Sobol sequence, spread more evenly than random ones."""
+
+    repeats = False
+
+    def __init__(self, parameters: Uniform | Gaussian, batch: int, steps_per_epoch: int, seed: int) -> None:
+        from torch.quasirandom import SobolEngine
+
+        if parameters.dimension > SobolEngine.MAXDIM:
+            raise ValueError(
+                f"Sobol points have at most {SobolEngine.MAXDIM} coordinates, there are {parameters.dimension} "
+                "parameters: use sampling fresh"
+            )
+        self.steps_per_epoch = steps_per_epoch
+        self._parameters, self._batch = parameters, batch
+        self._engine = SobolEngine(parameters.dimension, scramble=True, seed=seed)
+
+    def batch(self, step: int) -> tuple[Floats, Rows | None]:
+        import torch
+
+        first = step * self._batch
+        if self._engine.num_generated > first:
+            self._engine.reset()
+        self._engine.fast_forward(first - self._engine.num_generated)
+        points = self._engine.draw(self._batch, dtype=torch.float64).numpy()
+        return self._parameters.quantile(points), None

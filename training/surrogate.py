@@ -1,0 +1,296 @@
+"""Surrogate: a trained net with its frame and formulation, saved in one folder and queried without DOLFINx.
+
+B samples, p parameters, Nhat frame coefficients, N points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fem_frames.arrays import FrameArrays
+from fem_frames.formulations import Formulation, make_formulation
+from fem_frames.frame import DTYPES, Frame, check_device, make_synthesis
+from fem_frames.mesh import Floats
+from fem_frames.problem import Problem, Uniform
+from fem_frames.problems import make_problem
+from fem_frames.rows import accumulation_dtype
+from fem_frames.solvers import ConvergenceError, conjugate_gradients
+from fem_frames.spectra import error_bound
+from nets import CoefficientNet, make_net
+from training.checkpoints import load_tensors, save_tensors
+from training.losses import LOSSES, frame_coefficients
+from training.output import export_net, nodal_function, write_fields
+
+KIND, VERSION = "surrogate", 1
+FRAME, NET = "frame.npz", "surrogate.pt"
+
+
+@dataclass(frozen=True)
+class NetDescription:
+    """All that makes a net but its weights and the frame."""
+
+    name: str
+    parameters: int
+    precision: str
+    nodal: bool
+    """Whether it gives nodal values instead of frame coefficients."""
+    rank: int
+    blocks: int
+    box: tuple[tuple[float, ...], tuple[float, ...]] | None
+    level_decay: float
+
+    def build(self, arrays: FrameArrays, device: torch.device, seed: int = 0) -> CoefficientNet:
+        """The net with random weights."""
+        dtype = DTYPES[self.precision]
+        frame = Frame.from_arrays(arrays, dtype, device)
+        sizes, first = frame.level_sizes, arrays.first_level
+        if self.nodal:
+            sizes, first = {name: own[-1:] for name, own in sizes.items()}, arrays.finest_level
+        needed = range(first + 1, arrays.finest_level + 1) if self.name == "separate-frame" else ()
+        net = make_net(
+            self.name,
+            self.parameters,
+            sizes,
+            seed=seed,
+            rank=self.rank,
+            blocks=self.blocks,
+            box=self.box,
+            level_decay=self.level_decay,
+            first_level=first,
+            prolongations={name: [frame.P(j, name) for j in needed] for name in sizes},
+        )
+        return net.to(device, dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Improved:
+    """What `Surrogate.improve` found."""
+
+    w: Tensor  # (B, Nhat) frame coefficients
+    values: dict[str, Tensor]  # of each field (B, N)
+    error_bound: Tensor  # (B,)
+    iterations: Tensor  # (B,)
+
+
+class Surrogate:
+    """y to the solution, by a net and its frame, with a loss and an error bound that need no reference.
+
+    Without its problem, as when that was defined in Python and is not given to `load`, it still has solutions, but no
+    losses and bounds.
+    """
+
+    def __init__(
+        self,
+        net: CoefficientNet,
+        description: NetDescription,
+        arrays: FrameArrays,
+        problem: Problem | None,
+        record: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.net, self.description, self.arrays = net, description, arrays
+        self.record = dict(record or {})
+        self._problem = problem
+        self.device = next(net.parameters()).device
+
+    # ---- queries
+
+    @torch.no_grad()
+    def __call__(self, y: npt.ArrayLike | Tensor) -> dict[str, Tensor]:
+        """Of each field, the values (B, N) at all points of the finest mesh, for y (B, p) or (p,)."""
+        raw = self.net(self._samples(y)).to(self._synthesis.dtype)
+        nodal = raw if self.description.nodal else self._synthesis(raw)
+        return {
+            name: lift.expand(len(nodal), -1).index_copy(1, free, nodal[:, part] + lift[free])
+            for name, (part, free, lift) in self._places.items()
+        }
+
+    @torch.no_grad()
+    def coefficients(self, y: npt.ArrayLike | Tensor) -> Tensor:
+        """(B, Nhat) frame coefficients: the net in its own precision, then float64."""
+        w = self.net(self._samples(y)).to("cpu" if self.device.type == "mps" else self.device, torch.float64)
+        return frame_coefficients(self.arrays, w) if self.description.nodal else w
+
+    def loss(self, y: npt.ArrayLike | Tensor) -> Tensor:
+        """(B,) the functional at the surrogate's solution, in float64."""
+        return self.formulation.loss(self.coefficients(y), self._exact_samples(y))
+
+    def error_bound(self, y: npt.ArrayLike | Tensor) -> Tensor:
+        """(B,) bounds for the error in the energy norm, without a reference; see `fem_frames.error_bound`."""
+        return error_bound(self.formulation, self.coefficients(y), self._exact_samples(y))
+
+    def improve(self, y: npt.ArrayLike | Tensor, tol: float, max_iterations: int = 1000) -> Improved:
+        """Conjugate gradients in frame coordinates, from the net's answer, until the error bound is below tol."""
+        if not isinstance(tol, int | float) or not 0 < tol < float("inf"):
+            raise ValueError(f"tol is {tol!r}; a positive bound for the error is expected")
+        exact, samples = self.formulation, self._exact_samples(y)
+        start = self.coefficients(y)
+
+        def good(correction: Tensor) -> Tensor:
+            return error_bound(exact, start + correction, samples) <= tol
+
+        found = conjugate_gradients(
+            exact.stable(samples), -exact.residual(start, samples), 1e-13, max_iterations, until=good
+        )
+        w = start + found.x
+        bound = error_bound(exact, w, samples)
+        result = Improved(w, exact.synthesise(w), bound, found.iterations)
+        if not (bound <= tol).all():
+            sample = int((bound > tol).nonzero()[0, 0])
+            least = (
+                f"the mesh allows no smaller one: train with more levels than {self.arrays.finest_level}"
+                if exact.name == "least-squares" and float(found.residual[sample]) < 1e-6
+                else f"after {int(found.iterations[sample])} iterations; try a larger tol"
+            )
+            raise ConvergenceError(
+                f"the error bound of sample {sample} is {float(bound[sample]):.2e}, above tol = {tol:g}, and {least}",
+                result,
+            )
+        return result
+
+    # ---- what it consists of
+
+    @property
+    def problem(self) -> Problem:
+        if self._problem is None:
+            name = self.arrays.record.get("problem")
+            try:
+                self._problem = make_problem(str(name), **dict(self.arrays.record.get("options", {})))
+            except ValueError as error:
+                raise ValueError(
+                    f"losses and bounds need the problem {name!r}, which cannot be made: {error}; "
+                    "give it: Surrogate.load(folder, problem=…), or --problem"
+                ) from error
+        return self._problem
+
+    @cached_property
+    def formulation(self) -> Formulation:
+        """In float64: what judges the net must not round."""
+        device = "cpu" if self.device.type == "mps" else self.device  # no float64 there
+        return make_formulation(Frame.from_arrays(self.arrays, torch.float64, device), self.problem)
+
+    @cached_property
+    def _synthesis(self) -> Any:
+        return make_synthesis(self.arrays, accumulation_dtype(DTYPES[self.description.precision]), self.device)
+
+    @cached_property
+    def _places(self) -> dict[str, tuple[slice, Tensor, Tensor]]:
+        """Of each field, its part of the nodal values, the points of these, and the lift."""
+        found, start = {}, 0
+        for f in self.arrays.fields:
+            free = torch.as_tensor(np.array(f.free[-1]), device=self.device)
+            lift = torch.as_tensor(np.array(f.lift)).to(self.device, self._synthesis.dtype)
+            found[f.name] = (slice(start, start + len(free)), free, lift)
+            start += len(free)
+        return found
+
+    def _samples(self, y: npt.ArrayLike | Tensor) -> Tensor:
+        """y as the net takes it."""
+        dtype = torch.float32 if self.device.type == "mps" else torch.float64
+        return torch.as_tensor(self._checked(y)).to(self.device, dtype)
+
+    def _exact_samples(self, y: npt.ArrayLike | Tensor) -> Tensor:
+        return torch.as_tensor(self._checked(y)).to(self.formulation.frame.device)
+
+    def _checked(self, y: npt.ArrayLike | Tensor) -> Floats:
+        given = y.detach().cpu().numpy() if isinstance(y, Tensor) else y
+        if self._problem is not None:
+            return self._problem.check_parameters(given)
+        values = np.atleast_2d(np.asarray(given, np.float64))
+        p = self.description.parameters
+        if values.ndim != 2 or values.shape[1] != p or not np.isfinite(values).all():
+            raise ValueError(f"y has shape {np.shape(given)}; finite values (B, {p}) or ({p},) are expected")
+        return values
+
+    # ---- files and other programs
+
+    def save(self, folder: str | Path) -> None:
+        """Writes frame and net into a folder, which is made if need be."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.arrays.save(folder / FRAME)
+        self.save_net(folder)
+
+    def save_net(self, folder: Path) -> None:
+        """Writes the net beside a frame that is there already."""
+        content = {
+            "net": asdict(self.description),
+            "weights": {name: value.detach().cpu() for name, value in self.net.state_dict().items()},
+            "record": self.record,
+        }
+        save_tensors(folder / NET, KIND, VERSION, content)
+
+    @classmethod
+    def load(cls, folder: str | Path, problem: Problem | None = None, device: torch.device | str = "cpu") -> Surrogate:
+        """Reads what `save` wrote; `problem` is needed for losses and bounds if it was defined in Python."""
+        folder = Path(folder)
+        if not (folder / NET).is_file():
+            hint = "it holds a run that has not saved one yet" if (folder / "configuration.toml").exists() else "no run"
+            raise ValueError(f"{folder} holds no surrogate ({hint}); `fem-frames train --out {folder}` makes one")
+        content = load_tensors(folder / NET, KIND, VERSION)
+        arrays = FrameArrays.load(folder / FRAME)
+        try:
+            given = dict(content["net"])
+            given["box"] = None if given["box"] is None else tuple(tuple(ends) for ends in given["box"])
+            description = NetDescription(**given)
+            net = description.build(arrays, check_device(device))
+            net.load_state_dict(content["weights"])
+        except (KeyError, TypeError, RuntimeError) as error:
+            why = str(error).split("\n")[0]
+            raise ValueError(
+                f"{folder / NET} does not fit {folder / FRAME}: {why}; one of them is another run's"
+            ) from error
+        if problem is not None:
+            arrays.check_problem(problem)
+        made = cls(net, description, arrays, problem, content["record"])
+        if problem is None:
+            try:
+                made._problem = made.problem
+            except ValueError:
+                made._problem = None  # solutions can be had without
+        return made
+
+    def to_function(self, y: npt.ArrayLike | Tensor, field: str = "u", comm: Any = None) -> Any:
+        """A DOLFINx function on the finest mesh, for one y; on all ranks of comm, by default this process alone."""
+        values = self._one(y)
+        if field not in values:
+            raise ValueError(f"there is no field {field!r}; the surrogate has {', '.join(values)}")
+        return nodal_function(self.arrays, values[field], field, comm)
+
+    def write(self, y: npt.ArrayLike | Tensor, path: str | Path) -> None:
+        """All fields for one y as .xdmf, .vtu or .vtk, for ParaView."""
+        write_fields(self.arrays, self._one(y), Path(path))
+
+    def export(self, path: str | Path) -> None:
+        """The net alone, y to frame coefficients, for programs without fem-frames: .pt2 (torch.export) or .onnx."""
+        export_net(self.net, self.description.parameters, Path(path))
+
+    def _one(self, y: npt.ArrayLike | Tensor) -> dict[str, Floats]:
+        values = self(y)
+        if len(values["u"]) != 1:
+            raise ValueError(f"one y is expected, not {len(values['u'])}")
+        return {name: value[0].double().cpu().numpy() for name, value in values.items()}
+
+
+def describe_net(configuration: Any, problem: Problem) -> NetDescription:
+    """The net of a configuration."""
+    parameters = problem.parameters
+    mapped = configuration.map_inputs and isinstance(parameters, Uniform)
+    return NetDescription(
+        name=configuration.net,
+        parameters=parameters.dimension,
+        precision=configuration.precision,
+        nodal=LOSSES[configuration.loss].nodal,
+        rank=configuration.rank,
+        blocks=configuration.blocks,
+        box=(parameters.lower, parameters.upper) if mapped and isinstance(parameters, Uniform) else None,
+        level_decay=configuration.level_decay,
+    )

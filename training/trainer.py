@@ -1,0 +1,284 @@
+"""Training: one loop for all nets, losses, optimizers and precisions, on one process or many.
+
+train(Configuration(problem="quarters", formulation="least-squares", levels=8, optimizer="soap"), "run")
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from fem_frames.problem import Problem
+from fem_frames.solutions import ReferenceSolutions
+from training import assembly, runs
+from training.checkpoints import Checkpoints
+from training.configuration import Configuration, Resolved
+from training.distributed import World
+from training.log import Display, RunLog, display
+from training.metrics import Metrics, evaluate
+from training.objective import Objective
+from training.optimizers import LINE_SEARCH, cosine_rate, make_stepper
+from training.precision import MasterWeights, Weights
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on; what was saved is kept."""
+
+
+def train(
+    configuration: Configuration | None,
+    out: str | Path,
+    *,
+    problem: Problem | None = None,
+    resume: bool = False,
+    force: bool = False,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Trains, or with `resume` goes on with, the run in the folder `out`; returns what result.json holds.
+
+    `problem` stands for the one that the configuration names, if that was made in Python. With `resume` the
+    configuration may be None. Under torchrun all processes call this alike.
+    """
+    folder = Path(out)
+    if resume:
+        saved = runs.saved_configuration(folder)
+        if configuration is not None:
+            runs.check_same(saved.record(), configuration.resolved().record(), str(folder))
+        configuration = saved
+    if configuration is None:
+        raise ValueError("a Configuration is needed, unless a run is resumed")
+    resolved = configuration.resolved()
+    device = assembly.choose_device(configuration.device)
+    world = World.join(device)
+    held = runs.open_run(folder, resolved, resume, force) if world.leads else None
+    try:
+        return Training(resolved, folder, device, world, problem, quiet or not world.leads).run()
+    finally:
+        if held is not None:
+            held.close()
+        world.leave()
+
+
+class Training:
+    """All that one run needs, and its loop."""
+
+    def __init__(
+        self,
+        configuration: Resolved,
+        folder: Path,
+        device: torch.device,
+        world: World,
+        problem: Problem | None,
+        quiet: bool,
+    ) -> None:
+        c = self.configuration = configuration
+        self.folder, self.world, self.device, self._quiet = folder, world, device, quiet
+        self._say: Callable[[str], None] = (lambda text: None) if quiet else Display().say
+        problem = assembly.problem_of(c) if problem is None else problem
+        arrays = assembly.make_frame(c, problem, folder, world)
+        self.samples = assembly.make_samples(c, problem, world)
+        self.loss = assembly.make_run_loss(c, arrays, problem, self.samples, folder, world, self._say)
+        self.surrogate = assembly.make_surrogate(c, arrays, problem, device)
+        self.net = self.surrogate.net
+        self.weights = (MasterWeights if c.mixed else Weights)(self.net)
+        self.objective = Objective(self.net, self.loss, self.weights, world)
+        side = max(c.rank, problem.parameters.dimension)
+        self.stepper = make_stepper(c.optimizer, self.weights.parameters, c.dtype_settings, c.rate, side)
+        self.test: ReferenceSolutions | None = None
+        if world.leads and c.test_samples:
+            y = problem.parameters.sample(c.test_samples, c.test_seed)
+            self.test = assembly.solved(folder / runs.TEST, y, "test set", self.surrogate.formulation, self._say)
+        self.checkpoints = Checkpoints(folder / runs.CHECKPOINTS)
+        self.step, self.seconds, self.skipped = 0, 0.0, 0
+        self.best = float("inf")
+        self.metrics: Metrics | None = None
+        self.stopped: str | None = None
+        self._interrupted = False
+        self._load_checkpoint()
+
+    # ---- the loop
+
+    def run(self) -> dict[str, Any]:
+        c, total = self.configuration, self.configuration.total_steps
+        log = RunLog(self.folder, self.step, c.tensorboard) if self.world.leads else None
+        before, begin = self.seconds, time.perf_counter()
+        with display(self.step, total, not self._quiet) as screen, self._signals():
+            self._say = screen.say
+            try:
+                while self.step < total and self.stopped is None and not self._stop_asked():
+                    rate = self._set_rate()
+                    y, rows = self.samples.batch(self.step)
+                    mine = self.world.share(len(y))
+                    batch = self.loss.batch(y[mine], None if rows is None else rows[mine])
+                    if self.step % c.log_every == 0:
+                        self.loss.check(batch)
+                    self.objective.take(batch, len(y))
+                    outcome = self.stepper(self.objective)
+                    if outcome.finite:
+                        self.weights.succeeded()
+                    else:
+                        self._not_finite(float(outcome.loss))
+                    self.step += 1
+                    self.seconds = before + time.perf_counter() - begin
+                    if outcome.reason and not outcome.moved and self.samples.repeats:
+                        self.stopped = outcome.reason  # all further steps would be the same
+                    if log is not None and (self.step % c.log_every == 0 or self.step == total or outcome.reason):
+                        more = {"reason": outcome.reason} if outcome.reason else {}
+                        log.step(self.step, float(outcome.loss), rate, self.seconds, **more)
+                        screen.update(self.step, float(outcome.loss), rate)
+                    ended = self.step == total or self.stopped is not None
+                    improved = False
+                    if self.step % (c.evaluate_every * c.steps_per_epoch) == 0 or ended:
+                        improved = self._evaluate(log)
+                    if self.step % (c.checkpoint_every * c.steps_per_epoch) == 0 or ended or improved:
+                        self._save_checkpoint(improved)
+                if self._interrupted:
+                    self._save_checkpoint(False)
+                    raise KeyboardInterrupt(
+                        f"interrupted after step {self.step} of {total}; "
+                        f"fem-frames train --out {self.folder} --resume goes on"
+                    )
+                if self.metrics is None:
+                    self._evaluate(log)
+                return self._finish(log)
+            finally:
+                if log is not None:
+                    log.close()
+
+    def _set_rate(self) -> float:
+        c = self.configuration
+        if c.optimizer in LINE_SEARCH:
+            return c.rate
+        rate = cosine_rate(self.step / self.samples.steps_per_epoch, c.period, c.rate, c.minimum_rate)
+        self.stepper.set_rate(rate)
+        return rate
+
+    def _not_finite(self, loss: float) -> None:
+        self.skipped += 1
+        c = self.configuration
+        if self.weights.failed():
+            return
+        advice = {
+            "bpx": "the stable loss",
+            "nodal": "the stable loss",
+        }.get(c.loss, "mixed precision (--mixed)" if c.precision == "float16" and not c.mixed else "a wider precision")
+        raise TrainingError(
+            f"loss or gradient is not finite at step {self.step + 1} in {c.precision} (loss {loss:.3g}): no step was "
+            f"taken; try {advice}, a smaller rate than {c.rate:g}, or float32; checkpoints are kept in {self.folder}"
+        )
+
+    def _evaluate(self, log: RunLog | None) -> bool:
+        """Tests the net on rank 0; whether it is the best so far."""
+        if self.test is None:
+            return False
+        self.weights.push()
+        self.metrics = m = evaluate(self.surrogate, self.test)
+        if log is not None:
+            log.test(self.step, m, self.seconds)
+        self._say(f"step {self.step}: test loss {m.loss:.3e}, {m.ratio:.3g} times the floor, MRE {m.mre:.2e}")
+        better = m.loss < self.best
+        self.best = min(self.best, m.loss)
+        return better
+
+    def _finish(self, log: RunLog | None) -> dict[str, Any]:
+        c, m = self.configuration, self.metrics
+        result: dict[str, Any] = {
+            "parameters": self.net.parameter_count(),
+            "steps": self.step,
+            "seconds": round(self.seconds, 3),
+            "loss": m.loss if m else None,
+            "floor": m.floor if m else None,
+            "run": str(self.folder),
+            "test": m.record() if m else None,
+            "skipped_steps": self.skipped,
+            "stopped": self.stopped,
+            "precision": c.precision + (" mixed" if c.mixed else ""),
+            "device": str(self.device),
+            "processes": self.world.size,
+            "threads": torch.get_num_threads(),
+            "versions": runs.versions(),
+        }
+        if self.stopped:
+            self._say(f"stopped at step {self.step}: {self.stopped}")
+        if self.world.leads:
+            self.weights.push()
+            self.surrogate.record |= {"result": result}
+            self.surrogate.save_net(self.folder)
+            runs.write_result(self.folder, result)
+        self.world.wait()
+        return result
+
+    # ---- checkpoints and signals
+
+    def _save_checkpoint(self, best: bool) -> None:
+        if not self.world.leads:
+            return
+        content = {
+            "step": self.step,
+            "net": self.net.state_dict(),
+            "weights": self.weights.state_dict(),
+            "optimizer": self.stepper.optimizer.state_dict(),
+            "random": torch.get_rng_state(),
+            "seconds": self.seconds,
+            "skipped": self.skipped,
+            "best": self.best,
+            "stopped": self.stopped,
+            "configuration": self.configuration.record(),
+            "versions": runs.versions(),
+        }
+        self.checkpoints.save(self.step, content, best)
+
+    def _load_checkpoint(self) -> None:
+        def fits(content: dict[str, Any]) -> None:
+            runs.check_same(content["configuration"], self.configuration.record(), "the checkpoint")
+
+        content = self.checkpoints.newest(fits, self._say)
+        if content is None:
+            return
+        self.net.load_state_dict(content["net"])
+        self.weights.load_state_dict(content["weights"])
+        self.stepper.optimizer.load_state_dict(content["optimizer"])
+        torch.set_rng_state(content["random"])
+        self.step, self.seconds, self.skipped = content["step"], content["seconds"], content["skipped"]
+        self.best, self.stopped = content["best"], content["stopped"]
+        self._say(f"resumed at step {self.step} of {self.configuration.total_steps}")
+
+    def _stop_asked(self) -> bool:
+        """Whether any process was told to stop: all stop after the same step."""
+        self._interrupted = self.world.any(self._interrupted, self.device)
+        return self._interrupted
+
+    def _signals(self) -> _StopSignals:
+        def stop() -> None:
+            if self._interrupted:
+                raise KeyboardInterrupt("interrupted twice; the last checkpoint is kept")
+            self._interrupted = True
+
+        return _StopSignals(stop)
+
+
+class _StopSignals:
+    """Ctrl-C and SIGTERM ask for an end after the step that is being taken; a second one ends at once."""
+
+    def __init__(self, stop: Callable[[], None]) -> None:
+        self._stop = stop
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self._stop()
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
