@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -135,10 +136,10 @@ class NGD(torch.optim.Optimizer):
             warnings.simplefilter("ignore")
             found = line_search(
                 lambda t: look(float(t[0]))[0],
-                lambda t: [look(float(t[0]))[1]],
-                [0.0],
-                [1.0],
-                gfk=[lr * slope],
+                lambda t: np.array([look(float(t[0]))[1]]),
+                np.zeros(1),
+                np.ones(1),
+                gfk=np.array([lr * slope]),
                 old_fval=loss,
                 maxiter=group["line_search_steps"],
             )[0]

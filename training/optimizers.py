@@ -50,25 +50,58 @@ class Stepper:
 
 
 class LineSearchStepper(Stepper):
-    """Takes steps by an optimizer that evaluates the objective itself, several times a step."""
+    """Takes steps by an optimizer that evaluates the objective itself, several times a step.
+
+    Where it ends in numbers that are not finite, its history is dropped and the parameters are those from before.
+    """
 
     def __call__(self, objective: Objective) -> Outcome:
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         before = [p.detach().clone() for p in parameters]
         explain = _lbfgs_reason(self.optimizer) if isinstance(self.optimizer, torch.optim.LBFGS) else None
-        loss = torch.as_tensor(self.optimizer.step(objective)).detach()  # type: ignore[arg-type]
+        first = _First(objective)
+        try:
+            loss = torch.as_tensor(self.optimizer.step(first)).detach()  # type: ignore[arg-type]
+        except _NotFiniteError:
+            return Outcome(first.loss, finite=False)
+        except RuntimeError as error:
+            if "without overflow" not in str(error):  # what torch says of a step too long for half precision
+                raise
+            loss = torch.full_like(first.loss, torch.nan)
         norms = torch.stack(torch._foreach_norm([p.detach() for p in parameters]))
         if not torch.isfinite(loss) or not torch.isfinite(norms).all():
             with torch.no_grad():
                 for p, saved in zip(parameters, before, strict=True):
                     p.copy_(saved)
             self.optimizer.state.clear()  # a history with such numbers in it spoils all that follows
-            return Outcome(loss, finite=False)
+            reason = f"the line search failed: it left the range of {parameters[0].dtype}"
+            return Outcome(first.loss, reason=reason, moved=False)
         if explain is None:
             assert isinstance(self.optimizer, NGD)
             return Outcome(loss, reason=self.optimizer.reason, moved=self.optimizer.moved)
         moved = any(not torch.equal(p, saved) for p, saved in zip(parameters, before, strict=True))
         return Outcome(loss, reason=explain(), moved=moved)
+
+
+class _NotFiniteError(Exception):
+    """Loss or gradient are not finite where the step begins."""
+
+
+class _First:
+    """The objective, with a look at its first value."""
+
+    def __init__(self, objective: Objective) -> None:
+        self._objective = objective
+        self.loss = torch.empty(0)
+        self.gradient, self.gauss_newton = objective.gradient, objective.gauss_newton
+
+    def __call__(self) -> Tensor:
+        loss = self._objective()
+        if not self.loss.numel():
+            self.loss = loss
+            if not self._objective.finite(loss):
+                raise _NotFiniteError
+        return loss
 
 
 def make_stepper(
@@ -144,8 +177,13 @@ def _lbfgs_reason(optimizer: torch.optim.LBFGS) -> Callable[[], str | None]:
             return f"the gradient, at most {largest:.1e}, is below the tolerance {group['tolerance_grad']:.0e}"
         if done == 0 or state.get("d") is None:
             return None
-        if not float(state["prev_flat_grad"] @ state["d"]) < -group["tolerance_change"]:
-            return "no curvature: the direction of L-BFGS does not descend beyond the tolerance"
+        slope = float(state["prev_flat_grad"] @ state["d"])
+        if not slope < 0:
+            return "no curvature: the direction of L-BFGS does not descend"
+        if slope > -group["tolerance_change"]:
+            return (
+                f"the slope of L-BFGS's direction, {slope:.1e}, is below the tolerance {group['tolerance_change']:.0e}"
+            )
         change = float((state["d"] * state["t"]).abs().max())
         if change == 0:
             return "the line search failed: no step gave a smaller loss"

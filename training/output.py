@@ -15,7 +15,7 @@ from fem_frames.files import check_writable
 from fem_frames.mesh import Floats
 from nets import CoefficientNet
 
-FORMATS = {".xdmf": ("xdmf", {"data_format": "XML"}), ".vtu": ("vtu", {}), ".vtk": ("vtk", {})}
+FORMATS = (".xdmf", ".vtu", ".vtk")
 _CELLS = {1: "line", 2: "triangle", 3: "tetra"}
 
 
@@ -37,8 +37,15 @@ def check_format(path: Path) -> None:
 
 
 def write_fields(arrays: FrameArrays, fields: Mapping[str, Floats], path: Path) -> None:
-    """Nodal fields (N,) on the finest mesh, in one file, whole or not at all; without DOLFINx, by meshio."""
+    """Nodal fields (N,) on the finest mesh: .xdmf, with an .h5 file beside it, by DOLFINx, otherwise by meshio."""
     check_format(path)
+    if path.suffix == ".xdmf":
+        try:
+            from fem_frames import dolfinx_door as door
+        except ImportError as error:
+            raise ValueError(f"{path} needs DOLFINx, which is absent: write a .vtu file instead") from error
+        door.write_xdmf(path, arrays.points, arrays.levels[-1].cells, **fields)
+        return
     try:
         import meshio
     except ImportError as error:
@@ -48,10 +55,9 @@ def write_fields(arrays: FrameArrays, fields: Mapping[str, Floats], path: Path) 
     mesh = meshio.Mesh(
         points, [(_CELLS[arrays.dimension], arrays.levels[-1].cells)], {k: np.array(v) for k, v in fields.items()}
     )
-    kind, options = FORMATS[path.suffix]
     part = path.with_name(f".{os.getpid()}.{path.name}")
     try:
-        meshio.write(part, mesh, file_format=kind, **options)
+        meshio.write(part, mesh, file_format=path.suffix[1:])
         part.replace(path)
     except OSError as error:
         raise ValueError(f"cannot write {path}: {error.strerror or error}; is there room?") from error

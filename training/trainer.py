@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from fem_frames.operators import NotFiniteError
 from fem_frames.problem import Problem
 from fem_frames.solutions import ReferenceSolutions
 from training import assembly, runs
@@ -162,14 +163,16 @@ class Training:
 
     def _not_finite(self, loss: float) -> None:
         self.skipped += 1
+        if not self.weights.failed():
+            raise self._diverged(loss)
+
+    def _diverged(self, loss: float) -> TrainingError:
         c = self.configuration
-        if self.weights.failed():
-            return
         advice = {
             "bpx": "the stable loss",
             "nodal": "the stable loss",
         }.get(c.loss, "mixed precision (--mixed)" if c.precision == "float16" and not c.mixed else "a wider precision")
-        raise TrainingError(
+        return TrainingError(
             f"loss or gradient is not finite at step {self.step + 1} in {c.precision} (loss {loss:.3g}): no step was "
             f"taken; try {advice}, a smaller rate than {c.rate:g}, or float32; checkpoints are kept in {self.folder}"
         )
@@ -179,7 +182,10 @@ class Training:
         if self.test is None:
             return False
         self.weights.push()
-        self.metrics = m = evaluate(self.surrogate, self.test)
+        try:
+            self.metrics = m = evaluate(self.surrogate, self.test)
+        except NotFiniteError:
+            raise self._diverged(float("nan")) from None
         if log is not None:
             log.test(self.step, m, self.seconds)
         self._say(f"step {self.step}: test loss {m.loss:.3e}, {m.ratio:.3g} times the floor, MRE {m.mre:.2e}")

@@ -1,0 +1,146 @@
+"""The three nets: their sizes are the paper's, their products are right in half precision."""
+
+from functools import cache
+
+import pytest
+import torch
+from frames import case, samples
+
+from fem_frames import Frame, MeshHierarchy, export_frame, make_problem
+from nets import NETS, make_net
+from nets.blocks import ResBlock
+
+pytestmark = pytest.mark.serial
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+SMALL = ("interval", "interval, LS", "square", "square, lognormal", "cube")
+
+
+@cache
+def paper_frame():
+    problem = make_problem("quarters")
+    return problem, export_frame(MeshHierarchy.from_problem(problem, 10), problem, "least-squares")
+
+
+def build(name, problem, arrays, dtype=torch.float32, **options):
+    frame = Frame.from_arrays(arrays, dtype)
+    levels = range(arrays.first_level + 1, arrays.finest_level + 1)
+    prolongations = {field: [frame.P(j, field) for j in levels] for field in frame.level_sizes}
+    options = {"first_level": arrays.first_level, "prolongations": prolongations, **options}
+    return make_net(name, problem.parameters.dimension, frame.level_sizes, **options).to(dtype)
+
+
+@pytest.mark.parametrize(("name", "count"), [("full", 577_036), ("separate", 577_140), ("separate-frame", 551_336)])
+def test_parameter_counts_are_those_of_the_paper(name, count):
+    problem, arrays = paper_frame()
+    net = build(name, problem, arrays)
+    assert net.parameter_count() == count
+    assert net(samples(problem, 2, torch.float32)).shape == (2, 4092)
+
+
+@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("kind", SMALL)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_nets_fit_every_frame_and_have_gradients_in_every_precision(name, kind, dtype):
+    problem, arrays = case(kind)
+    net = build(name, problem, arrays, dtype, rank=3, blocks=2)
+    w = net(samples(problem, 5, dtype))
+    assert w.shape == (5, arrays.frame_size)
+    assert w.dtype == dtype
+    w.float().square().sum().backward()
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in net.parameters())
+
+
+@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
+def test_a_net_in_low_precision_is_the_net_rounded(name, dtype):
+    """Outputs and gradients differ from float64 by a few roundings of each layer, not by lost sums."""
+    problem, arrays = case("interval, LS")
+    low = build(name, problem, arrays, dtype, seed=3)
+    high = build(name, problem, arrays, torch.float64, seed=3)
+    for p, q in zip(low.parameters(), high.parameters(), strict=True):
+        assert torch.equal(p, q.to(dtype))  # the same numbers, rounded once
+        q.data.copy_(p)
+    y = samples(problem, 4, dtype)
+    w, exact = low(y), high(y.double())
+    depth = 60 * torch.finfo(dtype).eps
+    assert (w.double() - exact).norm() < depth * exact.norm()
+    direction = torch.ones_like(exact)
+    w.backward(direction.to(dtype))
+    exact.backward(direction)
+    for p, q in zip(low.parameters(), high.parameters(), strict=True):
+        assert (p.grad.double() - q.grad).norm() <= depth * q.grad.norm() + 1e-30
+
+
+def test_a_block_is_its_formula():
+    torch.manual_seed(0)
+    block = ResBlock(7, 3).double()
+    for p in block.parameters():
+        p.data.normal_()
+    z = torch.randn(7, 4, dtype=torch.float64)
+    h = block.W @ z + block.b[:, None]
+    torch.testing.assert_close(block(z), z + block.A @ (h * torch.sigmoid(h)) + block.c[:, None])
+
+
+def test_the_rank_is_at_most_the_width():
+    assert ResBlock(3, 8).A.shape == (3, 3)
+
+
+def test_weights_are_xavier_and_biases_zero():
+    problem, arrays = paper_frame()
+    net = build("full", problem, arrays, seed=1)
+    for name, p in net.named_parameters():
+        if p.ndim == 1:
+            assert not p.any(), name
+        else:
+            assert float(p.detach().std()) == pytest.approx((2 / sum(p.shape)) ** 0.5, rel=0.05), name
+    other = build("full", problem, arrays, seed=2)
+    assert not torch.equal(next(net.parameters()), next(other.parameters()))
+
+
+def test_inputs_are_mapped_by_the_box_before_they_are_rounded():
+    problem, arrays = case("interval")
+    net = build("full", problem, arrays, torch.float16, box=([0.0, 0.5, 0.5, -1.0], [1.0, 1.5, 1.5, 3.0]))
+    y = torch.tensor([[0.0, 1.5, 1.0001, 1.0]], dtype=torch.float64)
+    # 1.0001 is 1 in float16; mapped first, its distance from the centre keeps its digits
+    torch.testing.assert_close(net.map_inputs(y), torch.tensor([[-1.0, 1.0, 2e-4, 0.0]]).half(), rtol=1e-3, atol=0)
+
+
+def test_level_decay_scales_levels_by_powers_of_two():
+    problem, arrays = case("interval, LS")
+    plain, scaled = (build("full", problem, arrays, level_decay=s) for s in (0.0, 1.5))
+    y = samples(problem, 3, torch.float32)
+    sizes = [size for sizes in Frame.from_arrays(arrays).level_sizes.values() for size in sizes]
+    levels = list(range(arrays.first_level, arrays.finest_level + 1)) * 2
+    factors = torch.cat([torch.full((n,), 2.0 ** (-1.5 * j)) for n, j in zip(sizes, levels, strict=True)])
+    torch.testing.assert_close(scaled(y), plain(y) * factors)
+
+
+def test_prolonged_nets_start_where_there_are_free_points():
+    problem, arrays = case("interval, LS, level 0")
+    sizes = Frame.from_arrays(arrays).level_sizes
+    assert sizes["u"][0] == 0
+    for name in NETS:
+        net = build(name, problem, arrays)
+        assert net(samples(problem, 1, torch.float32)).shape == (1, arrays.frame_size)
+    assert len(net.nets) == sum(size > 0 for own in sizes.values() for size in own)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("wide", {}, "net is 'wide'; choose from full, separate, separate-frame"),
+        ("full", {"rank": 0}, "rank is 0; a whole number of at least 1"),
+        ("full", {"blocks": -1}, "blocks is -1"),
+        ("separate-frame", {"prolongations": None}, "needs the 4 prolongations of u, not 0"),
+    ],
+)
+def test_bad_nets_are_refused(name, options, message):
+    problem, arrays = case("interval")
+    with pytest.raises(ValueError, match=message):
+        build(name, problem, arrays, **options)
+
+
+def test_parameters_of_the_wrong_number_are_refused():
+    problem, arrays = case("interval")
+    with pytest.raises(ValueError, match=r"y has shape \(2, 3\), but the net takes \(B, 4\)"):
+        build("full", problem, arrays)(torch.zeros(2, 3))

@@ -1,0 +1,272 @@
+"""Steps, Gauss-Newton products against dense matrices, and why optimizers stop."""
+
+import math
+
+import pytest
+import torch
+from small_runs import flat, small_objective
+from torch.func import functional_call, jacrev
+
+from training.natural_gradient import NGD
+from training.optimizers import RATES, cosine_rate, make_stepper
+from training.precision import PRECISIONS, MasterWeights
+
+pytestmark = pytest.mark.serial
+
+
+def stepper_for(name, objective, precision="float64", rate=None):
+    return make_stepper(name, objective.weights.parameters, PRECISIONS[precision], rate or RATES[name], 4)
+
+
+def dense_gauss_newton(objective, net):
+    """1/B Σ Jᵀ M J from the net's whole Jacobian and the dense operator of the formulation."""
+    batch, loss = objective._batch, objective.loss
+    parameters = {name: p.detach() for name, p in net.named_parameters()}
+    jacobians = jacrev(lambda p: functional_call(net, p, (batch.y,)))(parameters)
+    J = torch.cat([j.reshape(*j.shape[:2], -1) for j in jacobians.values()], dim=2)  # (B, n, P)
+    formulation = loss.formulation
+    operator = {"stable": formulation.stable, "bpx": formulation.bpx, "nodal": formulation.A}[loss.name](batch.y)
+    M = 2 * formulation.factor * operator.to_dense()
+    return torch.einsum("bip,bij,bjq->pq", J, M, J) / len(J)
+
+
+@pytest.mark.parametrize(
+    ("kind", "loss", "net"),
+    [
+        ("interval, LS", "stable", "full"),
+        ("interval, LS", "bpx", "full"),
+        ("interval, LS", "nodal", "full"),
+        ("interval, LS", "stable", "separate-frame"),
+        ("square", "stable", "separate"),
+    ],
+)
+def test_the_gauss_newton_product_is_exact(kind, loss, net):
+    objective, made = small_objective(kind, loss, net=net)
+    dense = dense_gauss_newton(objective, made)
+    torch.manual_seed(0)
+    product = objective.gauss_newton()
+    for _ in range(3):
+        v = torch.randn(len(dense), dtype=torch.float64)
+        torch.testing.assert_close(product(v), dense @ v, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-5), ("float16", 2e-2), ("bfloat16", 1e-1)])
+def test_the_gauss_newton_product_in_low_precision(dtype, bound):
+    low, net = small_objective(dtype=dtype)
+    high, other = small_objective()
+    for p, q in zip(other.parameters(), net.parameters(), strict=True):
+        p.data.copy_(q)
+    torch.manual_seed(0)
+    v = torch.randn(sum(p.numel() for p in net.parameters()))
+    want = high.gauss_newton()(v.double())
+    assert float((low.gauss_newton()(v).double() - want).norm() / want.norm()) < bound
+
+
+def test_a_natural_gradient_step_solves_what_is_linear_in_the_parameters():
+    """With only the last bias free, the loss is quadratic: one step with enough iterations ends at its minimum."""
+    objective, net = small_objective(count=1)
+    last = net.layers[-1].c
+    for p in net.parameters():
+        p.requires_grad_(p is last)
+    objective.weights.parameters = [last]
+    objective._inner = {"layers.1.c": last}
+    before = float(objective())
+    NGD([last], iterations=200, regularisation=1e-14, tolerance=1e-12).step(objective)
+    loss = objective.loss
+    floor = float(loss.formulation.loss(_solution(objective), objective._batch.y).detach())
+    assert float(objective()) < floor * (1 + 1e-6) < 1e-2 * before
+
+
+def _solution(objective):
+    from fem_frames import solve
+
+    return solve(objective.loss.formulation, objective._batch.y, 1e-12).w
+
+
+def test_natural_gradients_need_few_steps():
+    losses = {}
+    for name in ("adam", "ngd"):
+        objective, _ = small_objective(count=8, rank=4, blocks=2)
+        step = stepper_for(name, objective)
+        for _ in range(15):
+            outcome = step(objective)
+        losses[name] = float(outcome.loss)
+    assert losses["ngd"] < 0.05 * losses["adam"]
+
+
+@pytest.mark.parametrize("name", RATES)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_every_optimizer_lowers_the_loss_in_every_precision(name, dtype, mixed):
+    if mixed and dtype in ("float32", "float64"):
+        pytest.skip("mixed precision is half with float32")
+    objective, _ = small_objective(dtype=dtype, mixed=mixed, count=8, rank=4, blocks=2)
+    precision = "float32" if mixed else dtype
+    step = stepper_for(name, objective, precision, rate=1e-2 if name in ("sgd", "adam", "soap") else None)
+    losses = []
+    for _ in range(30 if name in ("sgd", "adam", "soap") else 6):
+        outcome = step(objective)
+        if outcome.finite:
+            objective.weights.succeeded()
+            losses.append(float(outcome.loss))
+        else:
+            assert objective.weights.failed(), "only a loss scale that is too high may fail"
+    assert min(losses) < 0.8 * losses[0]
+
+
+def test_the_cosine_schedule_is_the_papers():
+    rate = [cosine_rate(t, 5000, 1e-3, 1e-6) for t in (0, 1250, 2500, 5000, 6000)]
+    middle = 1e-6 + 0.5 * (1e-3 - 1e-6)
+    quarter = 1e-6 + 0.5 * (1e-3 - 1e-6) * (1 + math.cos(math.pi / 4))
+    assert rate == pytest.approx([1e-3, quarter, middle, 1e-6, 1e-6])
+
+
+def test_settings_are_those_of_the_paper():
+    assert [PRECISIONS[p].adam_epsilon for p in ("float16", "float32", "float64")] == [1e-4, 1e-8, 1e-16]
+    assert [PRECISIONS[p].minimum_rate for p in ("float16", "float32", "float64")] == [1e-4, 1e-6, 1e-10]
+    assert [PRECISIONS[p].tolerance for p in ("float16", "float32", "float64")] == [1e-4, 1e-8, 1e-12]
+    assert [PRECISIONS[p].natural_gradient for p in ("float16", "float32", "float64")] == [1e-9, 1e-12, 1e-14]
+    objective, _ = small_objective()
+    group = stepper_for("lbfgs", objective).optimizer.param_groups[0]
+    settings = {k: group[k] for k in ("lr", "max_iter", "max_eval", "history_size", "line_search_fn")}
+    assert settings == {
+        "lr": 1.0,
+        "max_iter": 20,
+        "max_eval": 25,
+        "history_size": 100,
+        "line_search_fn": "strong_wolfe",
+    }
+    group = stepper_for("ngd", objective).optimizer.param_groups[0]
+    assert (group["lr"], group["iterations"], group["line_search_steps"]) == (1.0, 20, 20)
+    assert stepper_for("adam", objective, "float16").optimizer.param_groups[0]["eps"] == 1e-4
+
+
+def test_soap_preconditions_the_rank_side_only():
+    objective, _ = small_objective()
+    step = stepper_for("soap", objective)
+    step(objective)
+    for p in objective.weights.parameters:
+        if p.ndim == 2:
+            sides = [len(side) for side in step.optimizer.state[p]["GG"]]
+            assert sides == [n if n <= 4 else 0 for n in p.shape]
+
+
+def test_lbfgs_says_that_the_gradient_is_small():
+    objective, _ = small_objective(count=1)
+    step = stepper_for("lbfgs", objective)
+    for _ in range(30):
+        step(objective)
+    outcome = stepper_for("lbfgs", objective, "float16")(objective)
+    assert outcome.reason.startswith("the gradient, at most")
+    assert outcome.reason.endswith("is below the tolerance 1e-04")
+    assert not outcome.moved
+
+
+def test_lbfgs_says_that_it_goes_nowhere():
+    objective, _ = small_objective(count=1)
+    step = stepper_for("lbfgs", objective, "float16")  # with tolerances that are soon met
+    reasons = [step(objective).reason for _ in range(40)]
+    assert reasons[-1] is not None
+    assert "below the tolerance 1e-04" in reasons[-1]
+
+
+def test_natural_gradients_say_that_there_is_nothing_to_do():
+    _, net = small_objective()
+    optimizer = NGD(net.parameters())
+
+    class Flat:
+        def __call__(self):
+            return torch.tensor(0.0)
+
+        def gradient(self):
+            return torch.zeros(3)
+
+    optimizer.step(Flat())
+    assert optimizer.reason == "the gradient is zero"
+    assert not optimizer.moved
+
+
+def test_natural_gradients_say_that_the_line_search_failed_and_that_there_is_no_curvature():
+    """A closure whose slope promises descent where there is none, and a matrix that is not positive."""
+    parameter = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
+
+    class Lying:
+        sign = 1.0
+
+        def __call__(self):
+            return (parameter.detach() ** 2).sum()
+
+        def gradient(self):
+            return torch.ones(2, dtype=torch.float64)
+
+        def gauss_newton(self):
+            return lambda v: self.sign * v
+
+    optimizer = NGD([parameter])
+    optimizer.step(Lying())
+    assert optimizer.reason.startswith("the line search failed after")
+    assert not optimizer.moved
+    assert torch.equal(parameter, torch.zeros(2, dtype=torch.float64))
+    lying = Lying()
+    lying.sign = -1.0
+    optimizer.step(lying)
+    assert "line search failed" in optimizer.reason or "no curvature" in optimizer.reason
+
+
+def test_a_line_search_that_ends_in_nonsense_leaves_the_parameters_alone():
+    objective, net = small_objective(dtype="float16")
+    before = flat(net.parameters()).clone()
+    with torch.no_grad():
+        net.layers[0].b.fill_(torch.inf)
+    spoilt = flat(net.parameters()).clone()
+    for name in ("lbfgs", "ngd", "adam"):
+        outcome = stepper_for(name, objective, "float16")(objective)
+        assert not outcome.finite
+        assert torch.equal(flat(net.parameters()), spoilt)
+    assert not torch.equal(before, spoilt)
+
+
+def test_the_loss_scale_halves_on_overflow_and_doubles_after_a_while():
+    objective, net = small_objective(dtype="float16", mixed=True)
+    weights = objective.weights
+    weights.scale = 2.0**24
+    assert not objective.finite(objective())  # overflows in half
+    while not objective.finite(objective()):
+        assert weights.failed()
+    scale = weights.scale
+    gradient = objective.gradient()
+    weights.scale = scale / 4
+    objective()
+    torch.testing.assert_close(objective.gradient(), gradient, rtol=2e-2, atol=1e-4)  # the scale itself does not show
+    for _ in range(MasterWeights.GROWTH_INTERVAL):
+        weights.succeeded()
+    assert weights.scale == scale / 2
+    for _ in range(60):
+        alive = weights.failed()
+    assert not alive
+    assert next(net.parameters()).dtype == torch.float16
+    assert weights.parameters[0].dtype == torch.float32
+
+
+def test_master_weights_keep_updates_that_half_precision_loses():
+    objective, net = small_objective(dtype="float16", mixed=True)
+    weights = objective.weights
+    with torch.no_grad():
+        for p in weights.parameters:
+            p.fill_(1.0)
+        for _ in range(100):
+            for p in weights.parameters:
+                p.add_(1e-5)  # vanishes against 1 in float16
+    weights.push()
+    assert float(next(net.parameters()).detach().float().min()) > 1.0
+
+
+def test_samples_of_a_batch_count_alike_in_half_precision():
+    """The mean is taken last: gradients of many samples are as accurate as those of one."""
+    low, net = small_objective(dtype="float16", count=64)
+    high, other = small_objective(count=64)
+    for p, q in zip(other.parameters(), net.parameters(), strict=True):
+        p.data.copy_(q)
+    low(), high()
+    off = low.gradient().double() - high.gradient()
+    assert float(off.norm() / high.gradient().norm()) < 5e-3
