@@ -76,9 +76,12 @@ class Energy(Formulation):
         energy = 0.5 * dot(self.C(y)(states), states) - dot(self.frame_functional(y), w)
         return energy - self.lift_functional(y)
 
-    def residual(self, w: Tensor, y: Tensor) -> Tensor:
+    def loss_and_residual(self, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         self._check_coefficients(w, y)
-        return (self.frame.D.T(self.C(y)(self.states(w))) - self.frame_functional(y)).reshape(w.shape)
+        states, load = self.states(w), self.frame_functional(y)
+        product = self.C(y)(states)
+        energy = 0.5 * dot(product, states) - dot(load, w) - self.lift_functional(y)
+        return energy, (self.frame.D.T(product) - load).reshape(w.shape)
 
     def frame_functional(self, y: Tensor) -> Tensor:
         return super().frame_functional(y) if callable(self.problem.source) else self._fixed_on_frame

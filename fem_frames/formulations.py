@@ -213,8 +213,12 @@ class Formulation(ABC):
         """(B,) the functional that the solution minimises, at u = lift + F w, from the states of the cells."""
 
     @abstractmethod
+    def loss_and_residual(self, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """(B,) the loss and (B, Nhat) the residual, from the same states: what a training step needs."""
+
     def residual(self, w: Tensor, y: Tensor) -> Tensor:
         """(B, Nhat) DᵀC_yD w - load, from the states: the gradient of the loss, divided by 2 · factor."""
+        return self.loss_and_residual(w, y)[1]
 
     @abstractmethod
     def functional(self, y: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from fem_frames import tables
 from fem_frames.formulations import Formulation
 from fem_frames.frame import Frame
-from fem_frames.operators import Congruent, LinearOperator, cells_last, flat_first
+from fem_frames.operators import Congruent, LinearOperator, cells_last, flat_first, is_watched
 from fem_frames.problem import Problem
 
 
@@ -34,12 +34,17 @@ class FluxResidual(LinearOperator):
         self.dtype, self.device, self.dimension, self.residual_size = dtype, inverse.device, dimension, residuals
 
     @abstractmethod
-    def cells(self, s: Tensor) -> Tensor:
-        """(K, m, B) to (K, residuals, B)."""
+    def cells(self, s: Tensor, source: Tensor | float = 0.0) -> Tensor:
+        """(K, m, B) to (K, residuals, B); `source` (K, 1, B) or (K, 1, 1) is added to the divergence."""
 
     @abstractmethod
     def cells_transposed(self, r: Tensor) -> Tensor:
         """(K, residuals, B) to (K, m, B)."""
+
+    def squares(self, s: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
+        """(B,) sums of squared residuals r of the states s (K, m, B), and R_yᵀ r (K, m, B); without autograd."""
+        r = self.cells(s, source)
+        return r.square().sum((0, 1)), self.cells_transposed(r)
 
     def __call__(self, x: Tensor) -> Tensor:
         self.check(x, self.shape[1])
@@ -58,14 +63,28 @@ class ConstantFluxResidual(FluxResidual):
         super().__init__(inverse, dimension + 2, dimension, dtype)
         self._inverse, self._slope = inverse, spread[:, None, None] * inverse  # (K, 1, B)
 
-    def cells(self, s: Tensor) -> Tensor:
+    def cells(self, s: Tensor, source: Tensor | float = 0.0) -> Tensor:
         d = self.dimension
         g, centre, q = s[:, :d], s[:, d : 2 * d], s[:, 2 * d :]
-        return torch.cat([q.to(self._slope.dtype), self._slope * q, self._inverse * centre - g], dim=1)
+        return torch.cat([q.to(self._slope.dtype) + source, self._slope * q, self._inverse * centre - g], dim=1)
 
     def cells_transposed(self, r: Tensor) -> Tensor:
         divergence, slope, flux = r[:, :1], r[:, 1:2], r[:, 2:]
         return torch.cat([-flux, self._inverse * flux, divergence + self._slope * slope], dim=1)
+
+    def squares(self, s: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
+        # The same in half the passes over memory, for training steps; where something looks on, as written above.
+        if is_watched(s):
+            return super().squares(s, source)
+        d, dtype = self.dimension, self._inverse.dtype
+        g, centre, q = s[:, :d], s[:, d : 2 * d], s[:, 2 * d :]
+        back = s.new_empty(s.shape, dtype=dtype)
+        flux = (self._inverse * centre).sub_(g)
+        torch.neg(flux, out=back[:, :d])
+        torch.mul(self._inverse, flux, out=back[:, d : 2 * d])
+        divergence, slope = q + source, self._slope * q
+        torch.addcmul(divergence.to(dtype), self._slope, slope, out=back[:, 2 * d :])
+        return sum((part * part).sum((0, 1)) for part in (flux, divergence, slope)), back  # type: ignore[return-value]
 
 
 class QuadratureFluxResidual(FluxResidual):
@@ -78,11 +97,11 @@ class QuadratureFluxResidual(FluxResidual):
         self._inverse, self._offsets = inverse[:, :, None], offsets[..., None]  # (K, Q, 1, B), (K, Q, d, 1)
         self._roots = weights.sqrt()[:, None, None]  # (Q, 1, 1)
 
-    def cells(self, s: Tensor) -> Tensor:
+    def cells(self, s: Tensor, source: Tensor | float = 0.0) -> Tensor:
         d = self.dimension
         g, centre, q = s[:, None, :d], s[:, None, d : 2 * d], s[:, 2 * d :]
         flux = self._inverse * (centre + q[:, None] * self._offsets) - g  # (K, Q, d, B)
-        return torch.cat([q.to(flux.dtype), (self._roots * flux).flatten(1, 2)], dim=1)
+        return torch.cat([q.to(flux.dtype) + source, (self._roots * flux).flatten(1, 2)], dim=1)
 
     def cells_transposed(self, r: Tensor) -> Tensor:
         flux = self._roots * r[:, 1:].unflatten(1, (-1, self.dimension))  # (K, Q, d, B)
@@ -129,18 +148,18 @@ class LeastSquares(Formulation):
 
     def residuals(self, R: FluxResidual, states: Tensor, y: Tensor) -> Tensor:
         """(K, r, B) residuals from the states (B, K m) of lift + F w, with R = R_y, in the wide precision."""
-        r = R.cells(cells_last(states, 2 * R.dimension + 1))
-        return torch.cat([r[:, :1] + self.scaled_source(y)[:, None], r[:, 1:]], dim=1)
+        return R.cells(cells_last(states, 2 * R.dimension + 1), self.scaled_source(y)[:, None])
 
     def loss(self, w: Tensor, y: Tensor) -> Tensor:
         self._check_coefficients(w, y)
         return self.residuals(self.R(y), self.states(w), y).square().sum((0, 1)) + self.oscillation(y)
 
-    def residual(self, w: Tensor, y: Tensor) -> Tensor:
+    def loss_and_residual(self, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         self._check_coefficients(w, y)
-        R = self.R(y)
-        r = self.residuals(R, self.states(w), y)
-        return self.frame.D.T(flat_first(R.cells_transposed(r).to(self.frame.dtype), w))
+        R, source = self.R(y), self.scaled_source(y)[:, None]
+        loss, back = R.squares(cells_last(self.states(w), 2 * R.dimension + 1), source)
+        residual = self.frame.D.T(flat_first(back.to(self.frame.dtype), w))
+        return loss + self.oscillation(y), residual
 
     def oscillation(self, y: Tensor) -> Tensor:
         """(B,) ‖f - f̄‖², f̄ the means over cells: the part of the loss that no discrete flux can change."""

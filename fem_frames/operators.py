@@ -168,8 +168,11 @@ class Prolongation(SparseRows):
 class LevelRecursion(RowOperator):
     """state_j = M_j [state_{j-1}; w_j] for j from coarse to fine, w to the last state, at a cost of O(N).
 
-    `sizes` has the number of coefficients of every field (outer) and level (inner), in the order of w.
+    `sizes` has the number of coefficients of every field (outer) and level (inner), in the order of w. The coarsest
+    levels, where a product costs less than its call, are one product.
     """
+
+    SMALL = 2**18  # entries of the dense matrix up to which coarse levels are joined
 
     def __init__(
         self, tables: Sequence[Rows], sizes: Sequence[Sequence[int]], dtype: torch.dtype, device: torch.device
@@ -177,7 +180,21 @@ class LevelRecursion(RowOperator):
         self.shape = (tables[-1].shape[0], sum(map(sum, sizes)))
         self.dtype, self.device = dtype, device
         self.hint = "was the net built with frame.level_sizes?"
+        levels = len(tables)
+        # The pieces of w, and their places in its order by level, then by field.
         self._sizes = [size for sizes_of_field in sizes for size in sizes_of_field]
+        order = [list(range(j, len(self._sizes), levels)) for j in range(levels)]
+        joined = 0
+        first = tables[0]
+        while (
+            joined + 1 < levels
+            and tables[joined + 1].shape[0] * sum(self._sizes[k] for j in range(joined + 2) for k in order[j])
+            <= self.SMALL
+        ):
+            joined += 1
+            first = tables[joined].after(first)
+        tables = [first, *tables[joined + 1 :]]
+        self._order = [[k for own in order[: joined + 1] for k in own], *order[joined + 1 :]]
         self._tables = [RowsProduct(table, dtype, device) for table in tables]
         # M_jᵀ in two parts: rows of similar length share the work of threads evenly.
         self._to_parents: list[RowsProduct] = []
@@ -186,21 +203,22 @@ class LevelRecursion(RowOperator):
             before, transposed = tables[j - 1].shape[0] if j else 0, table.transposed()
             self._to_parents.append(RowsProduct(transposed.part(0, before), dtype, device))
             self._to_coefficients.append(RowsProduct(transposed.part(before, table.shape[1]), dtype, device))
-        self._level_sizes = [self._sizes[j :: len(tables)] for j in range(len(tables))]
 
     def rows(self, w: Tensor) -> Tensor:
-        pieces, count = w.split(self._sizes), len(self._tables)
+        pieces = w.split(self._sizes)
         state = w[:0]
-        for j, table in enumerate(self._tables):
-            state = table(torch.cat([state, *pieces[j::count]]))
+        for table, order in zip(self._tables, self._order, strict=True):
+            state = table(torch.cat([state, *(pieces[k] for k in order)]))
         return state
 
     def rows_transposed(self, state: Tensor) -> Tensor:
-        count = len(self._tables)
         pieces: list[Tensor] = [state] * len(self._sizes)
-        for j in reversed(range(count)):
-            pieces[j::count] = self._to_coefficients[j](state).split(self._level_sizes[j])
-            state = self._to_parents[j](state)
+        for j, order in reversed(list(enumerate(self._order))):
+            found = self._to_coefficients[j](state).split([self._sizes[k] for k in order])
+            for k, piece in zip(order, found, strict=True):
+                pieces[k] = piece
+            if j:
+                state = self._to_parents[j](state)
         return torch.cat(pieces)
 
 
@@ -319,6 +337,13 @@ def is_plain(x: Tensor) -> bool:
     if torch.compiler.is_compiling() or not _LOOKING.get():
         return False
     return not torch._C._functorch.is_functorch_wrapped_tensor(x)
+
+
+def is_watched(x: Tensor) -> bool:
+    """Whether torch traces, differentiates or maps over what is done to x."""
+    if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x):
+        return True
+    return torch.is_grad_enabled() and x.requires_grad
 
 
 _LOOKING = ContextVar("looking", default=True)

@@ -146,15 +146,14 @@ class ByRegion:
                 f"cells carry the region tags {unknown.tolist()}, which the coefficient does not know; "
                 f"it has values for {known.tolist()}: add them to ByRegion, or mend the tags of the mesh"
             )
-        return (np.searchsorted(known, regions),)
+        fixed = list(self.fixed)
+        places = [fixed.index(tag) if tag in self.fixed else len(fixed) + self.parameter[tag] for tag in known.tolist()]
+        return (np.array(places, np.int64)[np.searchsorted(known, regions)],)
 
     def evaluate(self, tables: tuple[Array, ...], y: Array) -> Array:
         one = namespace(y).ones_like(y[:, :1])
-        columns = [
-            y[:, self.parameter[tag], None] if tag in self.parameter else self.fixed[tag] * one
-            for tag in sorted({*self.parameter, *self.fixed})
-        ]
-        values = namespace(y).concatenate(columns, 1)  # (B, regions)
+        fixed = [value * one for value in self.fixed.values()]
+        values = namespace(y).concatenate([*fixed, y], 1) if fixed else y  # (B, fixed and parameters)
         return values.T[tables[0]].T[..., None]  # rows of the transpose: last in memory the batch, as operators have it
 
 

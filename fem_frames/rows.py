@@ -42,6 +42,16 @@ class Rows:
         rows = np.repeat(np.arange(self.shape[0]), np.diff(self.starts))
         return Rows.from_entries(self.columns, rows, self.weights, self.shape[::-1])
 
+    def after(self, before: Rows) -> Rows:
+        """[state; w] to self [before w'; w], for w' and w one after the other; by dense matrices, so for small ones."""
+        dense = [np.zeros(rows.shape) for rows in (self, before)]
+        for matrix, rows in zip(dense, (self, before), strict=True):
+            matrix[np.repeat(np.arange(rows.shape[0]), np.diff(rows.starts)), rows.columns] = rows.weights
+        state = before.shape[0]
+        joined = np.concatenate([dense[0][:, :state] @ dense[1], dense[0][:, state:]], axis=1)
+        row, column = np.nonzero(joined)
+        return Rows.from_entries(row, column, joined[row, column], joined.shape)
+
     def part(self, first: int, last: int) -> Rows:
         """The rows first, …, last - 1."""
         entries = slice(self.starts[first], self.starts[last])

@@ -22,7 +22,7 @@ from training.precision import Weights
 
 
 class Objective:
-    """θ to the mean loss of a batch, which `take` sets; calling it leaves gradients at `weights.parameters`."""
+    """θ to the mean loss of a batch, which `take` sets; calling it leaves the gradient at `weights.vector`."""
 
     def __init__(self, net: CoefficientNet, loss: Loss, weights: Weights, world: World | None = None) -> None:
         self.net, self.loss, self.weights, self.world = net, loss, weights, world or World()
@@ -47,18 +47,21 @@ class Objective:
         # In half precision the mean is taken last: divided by B before, gradients of single samples would vanish.
         before = self.weights.scale if self._half else 1 / self._count
         with unchecked():
-            loss = self.loss(self.net(self._batch.y), self._batch).sum()
-            (loss * before).backward()
+            w = self.net(self._batch.y)
+            losses, gradient = self.loss.with_gradient(w, self._batch)
+            w.backward(gradient if before == 1 else gradient.mul_(before))
         self.weights.pull(1 / (before * self._count) if self._half else 1.0)
-        return self._reduce(loss.detach() / self._count)
+        return self._reduce(losses.sum() / self._count)
 
     def finite(self, loss: Tensor) -> bool:
         """Whether loss and gradient are finite: the one thing in a step that waits for the device."""
-        return bool(torch.isfinite(torch.stack([*torch._foreach_norm(self._gradients()), loss]).sum()))
+        assert self.weights.vector.grad is not None
+        return bool(torch.isfinite(self.weights.vector.grad.sum(dtype=self._wide) + loss))
 
     def gradient(self) -> Tensor:
         """(P,) the gradient, in the wide precision."""
-        return torch.cat([g.reshape(-1) for g in self._gradients()]).to(self._wide)
+        assert self.weights.vector.grad is not None
+        return self.weights.vector.grad.to(self._wide, copy=True)
 
     def gauss_newton(self) -> Callable[[Tensor], Tensor]:
         """v ↦ 1/B Σ Jᵀ M_y J v for v (P,), J the derivative of the net, M_y the second one of the loss in w."""
@@ -87,20 +90,16 @@ class Objective:
 
         return product
 
-    def _gradients(self) -> list[Tensor]:
-        return [p.grad for p in self.weights.parameters if p.grad is not None]
-
     def _reduce(self, loss: Tensor) -> Tensor:
-        """Sums loss and gradients over the processes, in one message."""
+        """Sums loss and gradient over the processes, in one message."""
         if self.world.size == 1:
             return loss
-        gradients = self._gradients()
-        sizes = [g.numel() for g in gradients]
+        gradient = self.weights.vector.grad
+        assert gradient is not None
         if self._buffer is None:
-            self._buffer = torch.empty(sum(sizes) + 1, dtype=self._wide, device=loss.device)
-        *pieces, last = self._buffer.split([*sizes, 1])
-        shaped = [piece.view(g.shape) for piece, g in zip(pieces, gradients, strict=True)]
-        torch._foreach_copy_([*shaped, last], [*gradients, loss.view(1)])
+            self._buffer = torch.empty(len(gradient) + 1, dtype=self._wide, device=loss.device)
+        self._buffer[:-1].copy_(gradient)
+        self._buffer[-1] = loss
         self.world.add(self._buffer)
-        torch._foreach_copy_(gradients, shaped)
-        return last[0].clone()
+        gradient.copy_(self._buffer[:-1])
+        return self._buffer[-1].clone()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from training.natural_gradient import NGD
 from training.objective import Objective
-from training.precision import Precision
+from training.precision import Precision, Weights
 
 RATES = {"sgd": 1e-3, "adam": 1e-3, "lbfgs": 1.0, "ngd": 1.0, "soap": 3e-3}
 LINE_SEARCH = ("lbfgs", "ngd")
@@ -104,10 +104,9 @@ class _First:
         return loss
 
 
-def make_stepper(
-    name: str, parameters: list[nn.Parameter], precision: Precision, rate: float, preconditioned: int
-) -> Stepper:
+def make_stepper(name: str, weights: Weights, precision: Precision, rate: float, preconditioned: int) -> Stepper:
     """The optimizer of this name; `preconditioned` is the largest side of a matrix that SOAP preconditions."""
+    parameters = [weights.vector]
     if name == "sgd":
         return Stepper(torch.optim.SGD(parameters, lr=rate))
     if name == "adam":
@@ -115,7 +114,7 @@ def make_stepper(
     if name == "soap":
         return Stepper(
             _soap()(
-                parameters,
+                weights.matrices(),
                 lr=rate,
                 eps=precision.adam_epsilon,
                 weight_decay=0.0,

@@ -2,6 +2,8 @@
 
 Pure: parameters, activations and the optimizer's state in one dtype, as in the paper. Mixed: forward and backward in
 half, master weights and the optimizer in float32, the loss scaled so that small gradients do not vanish in half.
+
+P parameters of a net.
 """
 
 from __future__ import annotations
@@ -38,21 +40,43 @@ assert set(PRECISIONS) == set(DTYPES)
 
 
 class Weights:
-    """The parameters that an optimizer changes: here the net's own."""
+    """All parameters of a net as one vector, which is what an optimizer changes; here the net's own memory."""
 
     scale: float = 1.0
     """Factor of the loss in the backward pass."""
 
     def __init__(self, net: nn.Module) -> None:
-        self.parameters = list(net.parameters())
+        self._net = list(net.parameters())
+        self._own = torch.cat([p.detach().reshape(-1) for p in self._net])
+        for p, piece in zip(self._net, self._split(self._own), strict=True):
+            p.data = piece
+        self.vector = nn.Parameter(self.kept(self._own))
+        self.vector.grad = torch.zeros_like(self.vector)
+        self._gradients = self._split(self.vector.grad)
+
+    def kept(self, own: Tensor) -> Tensor:
+        """(P,) the numbers that the optimizer changes, for the net's own."""
+        return own
+
+    def matrices(self) -> list[nn.Parameter]:
+        """The same memory as parameters of their shapes, for optimizers that look at these."""
+        shaped = [nn.Parameter(piece) for piece in self._split(self.vector.detach())]
+        for p, gradient in zip(shaped, self._gradients, strict=True):
+            p.grad = gradient
+        return shaped
 
     def push(self) -> None:
         """To the net, before it is evaluated."""
 
     def pull(self, factor: float) -> None:
-        """Gradients from the net, times the factor."""
+        """Gradients from the net, times the factor; those of parameters that nothing depends on are zero."""
+        assert self.vector.grad is not None
+        found = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._net]
+        torch._foreach_copy_(self._gradients, found)
         if factor != 1:
-            torch._foreach_mul_([p.grad for p in self.parameters if p.grad is not None], factor)
+            self.vector.grad.mul_(factor)
+        for p in self._net:
+            p.grad = None
 
     def succeeded(self) -> None:
         """A step had finite gradients."""
@@ -65,11 +89,15 @@ class Weights:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.push()
+        """What `state_dict` gave, after the net has been loaded."""
+
+    def _split(self, vector: Tensor) -> list[Tensor]:
+        pieces = vector.split([p.numel() for p in self._net])
+        return [piece.view(p.shape) for p, piece in zip(self._net, pieces, strict=True)]
 
 
 class MasterWeights(Weights):
-    """Copies in float32 of parameters in half, and a loss scale that doubles while all goes well.
+    """A copy in float32 of parameters in half, and a loss scale that doubles while all goes well.
 
     Overflow halves it, and the step is skipped.
     """
@@ -78,22 +106,14 @@ class MasterWeights(Weights):
     LARGEST, SMALLEST = 2.0**24, 2.0**-10
 
     def __init__(self, net: nn.Module) -> None:
-        self._net = list(net.parameters())
-        self.parameters = [nn.Parameter(p.detach().float()) for p in self._net]
-        for p in self.parameters:
-            p.grad = torch.zeros_like(p)
+        super().__init__(net)
         self.scale, self._good = 2.0**10, 0
 
-    def push(self) -> None:
-        torch._foreach_copy_([p.data for p in self._net], [p.data for p in self.parameters])
+    def kept(self, own: Tensor) -> Tensor:
+        return own.float()
 
-    def pull(self, factor: float) -> None:
-        mine: list[Tensor] = [p.grad for p in self.parameters if p.grad is not None]
-        theirs: list[Tensor] = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self._net]
-        torch._foreach_copy_(mine, theirs)
-        torch._foreach_mul_(mine, factor)
-        for p in self._net:
-            p.grad = None
+    def push(self) -> None:
+        self._own.copy_(self.vector.detach())
 
     def succeeded(self) -> None:
         self._good += 1
@@ -105,12 +125,10 @@ class MasterWeights(Weights):
         return self.scale >= self.SMALLEST
 
     def state_dict(self) -> dict[str, Any]:
-        masters = [p.detach() for p in self.parameters]
-        return {"masters": masters, "scale": self.scale, "good": self._good}
+        return {"master": self.vector.detach(), "scale": self.scale, "good": self._good}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         with torch.no_grad():
-            for p, saved in zip(self.parameters, state["masters"], strict=True):
-                p.copy_(saved)
+            self.vector.copy_(state["master"])
         self.scale, self._good = float(state["scale"]), int(state["good"])
         self.push()

@@ -31,16 +31,22 @@ class Samples(Protocol):
 
 
 class FreshSamples:
-    """New random samples in every step."""
+    """New random samples in every step, drawn for many steps at a time."""
 
     repeats = False
+    BLOCK = 64  # steps
 
     def __init__(self, parameters: Uniform | Gaussian, batch: int, steps_per_epoch: int, seed: int) -> None:
         self.steps_per_epoch = steps_per_epoch
         self._parameters, self._batch, self._seed = parameters, batch, seed
+        self._number, self._block = -1, np.empty((0, 0))
 
     def batch(self, step: int) -> tuple[Floats, Rows | None]:
-        return self._parameters.sample(self._batch, (self._seed, step)), None
+        number, place = divmod(step, self.BLOCK)
+        if number != self._number:
+            self._number = number
+            self._block = self._parameters.sample(self.BLOCK * self._batch, (self._seed, number))
+        return self._block[place * self._batch : (place + 1) * self._batch], None
 
 
 class FixedSamples:

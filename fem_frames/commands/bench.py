@@ -23,6 +23,16 @@ COLUMNS = {
     "csr_over": ".1f",
     "peak_over_io": ".1f",
 }
+TRAINING_COLUMNS = {
+    "levels": "d",
+    "dtype": "s",
+    "net": "s",
+    "optimizer": "s",
+    "step_ms": ".2f",
+    "net_ms": ".2f",
+    "ratio": ".2f",
+    "over_first": ".2f",
+}
 
 
 def add(subparsers: Any) -> None:
@@ -34,6 +44,13 @@ def add(subparsers: Any) -> None:
         "Without a problem: 1D with J = 10 and 14, 2D with J = 5 to 8, 3D with J = 3 to 5.",
     )
     declare_problem(parser, or_frame=True)
+    parser.add_argument(
+        "--training",
+        action="store_true",
+        help="time one step of training instead, beside the net alone; without a problem the paper's: 1D, J = 10",
+    )
+    parser.add_argument("--net", default="full", help="with --training: full, separate or separate-frame")
+    parser.add_argument("--optimizer", default="adam", help="with --training: adam, sgd, soap, lbfgs or ngd")
     parser.add_argument("--batch", type=int, default=64, metavar="B", help="samples at a time; default: %(default)s")
     declare_dtypes(parser, "float32", "float16")
     parser.add_argument("--routes", nargs="+", metavar="ROUTE", help="default: all (copy recursive gather csr coo bpx)")
@@ -61,9 +78,24 @@ def run(parsed: argparse.Namespace) -> None:
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
     }
-    rows = show_rows(_rows(parsed, routes), COLUMNS, parsed.json, **record)
-    if not parsed.json:
+    found = _training_rows(parsed) if parsed.training else _rows(parsed, routes)
+    rows = show_rows(found, TRAINING_COLUMNS if parsed.training else COLUMNS, parsed.json, **record)
+    if not parsed.json and not parsed.training:
         _growth(rows)
+
+
+def _training_rows(parsed: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    from training.benchmark import training_rows
+
+    if parsed.routes is not None or parsed.dims is not None:
+        raise ValueError("--routes and --dims are for the benchmark of D: leave them out with --training")
+    if parsed.frame is None and parsed.problem is None:
+        parsed.problem, parsed.levels, parsed.formulation = "quarters", 10, "least-squares"
+    settings = {"net": parsed.net, "optimizer": parsed.optimizer}
+    arrays, problem = frame_of(parsed)
+    rows = training_rows(arrays, problem, parsed.dtypes, parsed.batch, parsed.seconds, parsed.device, **settings)
+    for row in rows:
+        yield row | {"step_ms": 1e3 * row["step_s"], "net_ms": 1e3 * row["net_s"]}
 
 
 def _rows(parsed: argparse.Namespace, routes: list[str]) -> Iterator[dict[str, Any]]:
