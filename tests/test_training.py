@@ -288,6 +288,10 @@ def test_runs_are_replaced_only_when_told(tmp_path):
     assert result_of(tmp_path / "run")["steps"] == 3
     with pytest.raises(ValueError, match=r"is another run .*epochs 9 instead of 3"):
         train(Configuration(**SMALL, epochs=9), tmp_path / "run", resume=True, quiet=True)
+    before = {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()}
+    with pytest.raises(ValueError, match="at least 2 refinements are needed"):
+        train(Configuration(**(SMALL | dict(levels=1))), tmp_path / "run", force=True, quiet=True)
+    assert {p: p.read_bytes() for p in (tmp_path / "run").rglob("*") if p.is_file()} == before
     (tmp_path / "other").mkdir()
     (tmp_path / "other/thesis.tex").write_text("x")
     with pytest.raises(ValueError, match=r"holds thesis.tex, which is not of a run"):

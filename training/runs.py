@@ -7,7 +7,7 @@ import platform
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ SETTINGS, TEST, TRAINING, RESULT, CHECKPOINTS, LOCK = (
 )
 FILES = (SETTINGS, TEST, TRAINING, RESULT, LOG, LOCK, FRAME, NET)
 FOLDERS = (CHECKPOINTS, "tensorboard")
+ASIDE = ".replaced"  # what --force replaces, until the new run is set up
 FREE = ("device", "tensorboard")
 """Settings that may change when a run is resumed."""
 
@@ -61,28 +62,71 @@ def check_same(saved: Mapping[str, Any], given: Mapping[str, Any], where: str) -
         )
 
 
-def open_run(folder: Path, configuration: Configuration, resume: bool, force: bool) -> IO[bytes]:
-    """Makes the folder ready for the run and holds it against others until the file returned is closed."""
+class HeldRun:
+    """The folder of a run, held against other processes until it is closed.
+
+    What a new run replaces is put aside until it begins: if it cannot be set up, all is as before.
+    """
+
+    def __init__(self, folder: Path, made: bool) -> None:
+        self._folder, self._made, self._begun = folder, made, False
+        self._lock = lock(folder / LOCK, patience=2.0)
+        self._aside = folder / ASIDE
+
+    def put_aside(self) -> None:
+        self._aside.mkdir(exist_ok=True)
+        for name in (*FILES, *FOLDERS):
+            if name != LOCK and (self._folder / name).exists():
+                (self._folder / name).rename(self._aside / name)
+
+    def begin(self) -> None:
+        """The run is set up: what it replaces is removed."""
+        self._begun = True
+        shutil.rmtree(self._aside, ignore_errors=True)
+
+    def keep(self) -> None:
+        """The folder holds a run already, which is to stay whatever happens."""
+        self._begun = True
+
+    def close(self) -> None:
+        if not self._begun:
+            _clear(self._folder)
+            if self._aside.is_dir():
+                for entry in self._aside.iterdir():
+                    entry.rename(self._folder / entry.name)
+                self._aside.rmdir()
+            elif self._made:
+                (self._folder / LOCK).unlink(missing_ok=True)
+                self._folder.rmdir()
+        self._lock.close()
+
+
+def open_run(folder: Path, configuration: Configuration, resume: bool, force: bool) -> HeldRun:
+    """Makes the folder ready for the run."""
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file: give a folder as --out")
     known = folder.is_dir() and (folder / SETTINGS).exists()
-    if folder.is_dir():
-        foreign = sorted(p.name for p in folder.iterdir() if p.name not in (*FILES, *FOLDERS) and not _is_rest(p))
+    made = not folder.exists()
+    if not made:
+        ours = (*FILES, *FOLDERS, ASIDE)
+        foreign = sorted(p.name for p in folder.iterdir() if p.name not in ours and not _is_rest(p))
         if foreign and not known:
             raise ValueError(f"{folder} holds {foreign[0]}, which is not of a run: choose another --out")
         if known and not resume and not force:
             raise ValueError(f"{folder} holds a run: --resume continues it, --force replaces it")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        held = lock(folder / LOCK, patience=2.0)
+        held = HeldRun(folder, made)
     except OSError as error:
         raise ValueError(f"cannot write to {folder}: {error.strerror or error}") from error
     try:
-        if known and not resume:
-            _clear(folder)
+        if resume:
+            held.keep()
+        elif known:
+            held.put_aside()
         for rest in [p for p in (*folder.iterdir(), *(folder / CHECKPOINTS).glob(".*")) if _is_rest(p)]:
             rest.unlink()  # of a write that was killed
-        if not known or not resume:
+        if not resume:
             with written_whole(folder / SETTINGS) as file:
                 file.write(configuration.to_toml().encode())
     except BaseException:

@@ -60,7 +60,10 @@ def train(
     world = World.join(device)
     held = runs.open_run(folder, resolved, resume, force) if world.leads else None
     try:
-        return Training(resolved, folder, device, world, problem, quiet or not world.leads).run()
+        training = Training(resolved, folder, device, world, problem, quiet or not world.leads)
+        if held is not None:
+            held.begin()
+        return training.run()
     finally:
         if held is not None:
             held.close()
@@ -188,7 +191,8 @@ class Training:
             raise self._diverged(float("nan")) from None
         if log is not None:
             log.test(self.step, m, self.seconds)
-        self._say(f"step {self.step}: test loss {m.loss:.3e}, {m.ratio:.3g} times the floor, MRE {m.mre:.2e}")
+        above = f"{m.ratio:.3g} times the floor" if m.floor > 0 else f"{m.excess:.2e} above the floor"
+        self._say(f"step {self.step}: test loss {m.loss:.3e}, {above}, MRE {m.mre:.2e}")
         better = m.loss < self.best
         self.best = min(self.best, m.loss)
         return better

@@ -38,8 +38,15 @@ COMMANDS = (
 _FAILED = 8531  # tag of the messages by which failing ranks find each other
 
 
+class _Parser(argparse.ArgumentParser):
+    """One line for what is wrong instead of the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; {self.prog} --help says more\n")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="fem-frames",
         description="Neural surrogates for parametric PDEs on FEniCSx, preconditioned and stable by multilevel frames.",
         allow_abbrev=False,

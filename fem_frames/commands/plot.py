@@ -25,9 +25,7 @@ def add(subparsers: Any) -> None:
 
 def run(parsed: argparse.Namespace) -> None:
     if not 0 <= parsed.samples <= 6 or parsed.seed < 0:
-        raise ValueError(
-            f"--samples {parsed.samples} --seed {parsed.seed}: 0 to 6 solutions can be drawn, no negative seed"
-        )
+        raise ValueError(f"--samples {parsed.samples} --seed {parsed.seed}: draw 0 to 6 solutions, no negative seed")
     check_plot(parsed.out)
     from fem_frames.solution_plots import RunCurve, SolutionPanel, plot_runs
     from training.log import LOG, read_log

@@ -19,7 +19,7 @@ def add(subparsers: Any) -> None:
         "gradients start from it and go on until the bound is small enough.",
     )
     declare_run(parser)
-    parser.add_argument("--y", required=True, metavar="Y1,Y2,…", help="the parameters; in TEXT=-1,2 write --y=-1,2")
+    parser.add_argument("--y", required=True, metavar="Y1,Y2,…", help="the parameters; with a minus first: --y=-1,2")
     parser.add_argument("--tol", type=float, metavar="T", help="improve until the error bound is below this")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the solution: .xdmf, .vtu or .vtk")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the solution: .png, .pdf or .svg")
@@ -28,6 +28,7 @@ def add(subparsers: Any) -> None:
 def run(parsed: argparse.Namespace) -> None:
     y = parameters_of(parsed.y)
     surrogate = load_run(parsed)
+    from fem_frames.solvers import ConvergenceError
     from training.output import check_format, write_fields
 
     check_plot(parsed.plot)
@@ -38,7 +39,10 @@ def run(parsed: argparse.Namespace) -> None:
         values, iterations = surrogate(samples), 0
         bound, loss = surrogate.error_bound(samples), surrogate.loss(samples)
     else:
-        found = surrogate.improve(samples, parsed.tol)
+        try:
+            found = surrogate.improve(samples, parsed.tol)
+        except ConvergenceError as error:
+            raise ValueError(f"--tol {parsed.tol:g}: {error}") from error
         values, bound, iterations = found.values, found.error_bound, int(found.iterations[0])
         import torch
 
