@@ -27,6 +27,7 @@ demo: $(ready)
 	$(bin)/python demos/demo_hierarchy.py
 	$(bin)/python demos/demo_conditioning.py
 	$(bin)/python demos/demo_rounding.py
+	$(bin)/python demos/demo_training.py
 
 test: test-serial test-mpi
 

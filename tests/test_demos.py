@@ -56,6 +56,23 @@ runpy.run_path({script!r}, run_name="__main__")
 
 
 @pytest.mark.serial
+def test_demo_training(tmp_path):
+    """Six short runs and a longer one; its own claims are asserted in the demo."""
+    done = subprocess.run(
+        [sys.executable, "demos/demo_training.py", "--out", str(tmp_path), "--levels", "7", "--epochs", "450"],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        cwd=ROOT,
+        env=dict(os.environ),
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "training.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "training/surrogate/surrogate.pt").exists()
+
+
+@pytest.mark.serial
 def test_the_examples_of_the_readme_run(tmp_path):
     blocks = (ROOT / "README.md").read_text().split("```python\n")[1:]
     program = "\n".join(block.split("```")[0] for block in blocks)

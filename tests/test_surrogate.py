@@ -19,9 +19,7 @@ RUNS = {
     "1D": dict(problem="quarters", formulation="least-squares", levels=5, **SMOOTH),
     "2D": dict(problem="checkerboard", levels=4, **SMOOTH),
     "nodal": dict(problem="checkerboard", levels=3, loss="nodal", optimizer="soap", epochs=300, net="separate"),
-    "half": dict(
-        problem="quarters", levels=4, epochs=300, rate=1e-2, precision="float16", mixed=True, net="separate-frame"
-    ),
+    "half": dict(problem="quarters", levels=4, precision="float16", mixed=True, net="separate-frame", **SMOOTH),
 }
 
 
