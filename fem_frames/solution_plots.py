@@ -33,8 +33,8 @@ class RunCurve:
 
     @classmethod
     def from_records(cls, label: str, records: Sequence[Mapping[str, Any]]) -> RunCurve:
-        training = [r for r in records if "loss" in r]
-        tests = [r for r in records if "test" in r]
+        training = [r for r in records if r.get("loss") is not None]
+        tests = [r for r in records if "test" in r and r["test"]["loss"] is not None]
         return cls(
             label,
             [r["step"] for r in training],

@@ -17,7 +17,7 @@ from frames import case
 from small_runs import result_of, run_command
 
 from fem_frames import Frame, make_formulation, make_problem, solve
-from training import Configuration, Surrogate, TrainingError, train
+from training import Configuration, Surrogate, TrainingError, runs, train
 from training.checkpoints import Checkpoints
 from training.log import read_log
 
@@ -298,6 +298,33 @@ def test_runs_are_replaced_only_when_told(tmp_path):
         train(c, tmp_path / "other", force=True, quiet=True)
     with pytest.raises(ValueError, match="holds no run that could be resumed"):
         train(None, tmp_path / "nothing", resume=True)
+
+
+def test_a_run_that_was_killed_while_it_replaced_another_gives_it_back(tmp_path):
+    """As --force leaves the folder when it is killed before the new run is set up."""
+    c = Configuration(**SMALL, epochs=3)
+    train(c, tmp_path / "run", quiet=True)
+    before = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir() if p.is_file()}
+    held = runs.open_run(tmp_path / "run", Configuration(**SMALL, epochs=9).resolved(), resume=False, force=True)
+    assert not (tmp_path / "run/surrogate.pt").exists()
+    held._lock.close()  # nothing else is done any more
+    with pytest.raises(ValueError, match="holds a run"):
+        train(c, tmp_path / "run", quiet=True)
+    assert {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir() if p.is_file()} == before
+
+
+def test_a_run_goes_on_when_the_files_it_was_made_from_are_gone(tmp_path, frame_file, monkeypatch):
+    (tmp_path / "frames").mkdir()
+    (tmp_path / "frames/f.npz").write_bytes(frame_file.read_bytes())
+    monkeypatch.chdir(tmp_path / "frames")
+    first = train(Configuration(frame="f.npz", epochs=3, test_samples=2), tmp_path / "first", quiet=True)
+    c = Configuration(frame="f.npz", epochs=4, test_samples=2, start_from="../first", checkpoint_every=1)
+    second = train(c, tmp_path / "second", quiet=True)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "frames/f.npz").unlink()
+    (tmp_path / "first/surrogate.pt").unlink()
+    again = train(None, tmp_path / "second", resume=True, quiet=True)
+    assert again["loss"] == second["loss"] < first["loss"]
 
 
 def test_a_run_that_ended_is_reported_again(tmp_path):

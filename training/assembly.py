@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from fem_frames.arrays import FrameArrays
-from fem_frames.formulations import Formulation, make_formulation
-from fem_frames.frame import Frame, check_device
+from fem_frames.formulations import Formulation
+from fem_frames.frame import check_device
 from fem_frames.mesh import Floats
 from fem_frames.problem import Problem
 from fem_frames.problems import make_problem
@@ -37,13 +37,14 @@ def choose_device(name: str | None) -> torch.device:
     return check_device(name)
 
 
-def problem_of(c: Configuration) -> Problem:
+def problem_of(c: Configuration, folder: Path) -> Problem:
     """The problem that a configuration names, or that of its frame."""
     if c.problem:
         problem = make_problem(c.problem, **c.options)
         return problem if c.refinement is None else replace(problem, refinement=c.refinement)
     assert c.frame is not None
-    record = FrameArrays.load(c.frame).record
+    own = folder / FRAME  # the file it was copied from may have moved since
+    record = FrameArrays.load(own if own.exists() else c.frame).record
     try:
         return make_problem(str(record.get("problem")), **record.get("options", {}))
     except ValueError as error:
@@ -91,10 +92,9 @@ def make_samples(c: Resolved, problem: Problem, world: World) -> Samples:
 
 
 def make_run_loss(
-    c: Configuration, arrays: FrameArrays, problem: Problem, samples: Samples, folder: Path, world: World, say: Say
+    c: Configuration, formulation: Formulation, samples: Samples, folder: Path, world: World, say: Say
 ) -> Loss:
     """The loss; for a supervised one the training set is solved first."""
-    formulation = make_formulation(Frame.from_arrays(arrays, c.precision, choose_device(c.device)), problem)
     if not LOSSES[c.loss].supervised:
         return make_loss(c.loss, formulation)
     assert isinstance(samples, FixedSamples)
@@ -105,11 +105,13 @@ def make_run_loss(
     return make_loss(c.loss, formulation, ReferenceSolutions.load(path))
 
 
-def make_surrogate(c: Resolved, arrays: FrameArrays, problem: Problem, device: torch.device) -> Surrogate:
+def make_surrogate(
+    c: Resolved, arrays: FrameArrays, problem: Problem, device: torch.device, resumed: bool
+) -> Surrogate:
     """The surrogate before training: random weights, or those of the run to start from."""
     description = describe_net(c, problem)
     net = description.build(arrays, device, c.net_seed)
-    if c.start_from is not None:
+    if c.start_from is not None and not resumed:
         other = Surrogate.load(c.start_from, problem)
         try:
             net.load_state_dict(other.net.state_dict())

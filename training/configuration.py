@@ -142,6 +142,9 @@ class Configuration:
         rate = RATES[self.optimizer] if self.rate is None else self.rate
         minimum = min(settings.minimum_rate, rate) if self.minimum_rate is None else self.minimum_rate
         values = _values(self) | dict(
+            problem=_absolute(self.problem),
+            frame=None if self.frame is None else _absolute(self.frame),
+            start_from=None if self.start_from is None else str(Path(self.start_from).absolute()),
             options=dict(self.options),
             blocks=NETS[self.net].default_blocks if self.blocks is None else self.blocks,
             rate=rate,
@@ -266,6 +269,12 @@ class Resolved(Configuration):
     @property
     def total_steps(self) -> int:
         return self.epochs * self.steps_per_epoch
+
+
+def _absolute(name: str) -> str:
+    """A file, or a file.py:name, with the folder it is in: a run may be resumed from another one."""
+    file, colon, attribute = name.partition(":") if ".py:" in name else (name, "", "")
+    return str(Path(file).absolute()) + colon + attribute if Path(file).is_file() else name
 
 
 def _values(configuration: Configuration) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -38,7 +39,8 @@ class RunLog:
         self._events = _event_writer(folder, first_step) if tensorboard else None
 
     def step(self, step: int, loss: float, rate: float, seconds: float, **more: Any) -> None:
-        self._write({"step": step, "loss": loss, "rate": rate, "seconds": round(seconds, 3), **more})
+        finite = loss if math.isfinite(loss) else None  # JSON has no other numbers
+        self._write({"step": step, "loss": finite, "rate": rate, "seconds": round(seconds, 3), **more})
         if self._events is not None:
             self._events.add_scalar("training/loss", loss, step)
             self._events.add_scalar("training/rate", rate, step)

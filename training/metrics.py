@@ -5,6 +5,7 @@ B samples, p parameters, N points.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -46,7 +47,8 @@ class Metrics:
     samples: int
 
     def record(self) -> dict[str, Any]:
-        return asdict(self)
+        """As JSON has it, which knows no infinity."""
+        return {name: value if math.isfinite(value) else None for name, value in asdict(self).items()}
 
 
 def has_petsc() -> bool:

@@ -89,22 +89,41 @@ class HeldRun:
         self._begun = True
 
     def close(self) -> None:
-        if not self._begun:
+        if not self._begun and self._aside.is_dir():
+            _put_back(self._folder)
+        elif not self._begun:
             _clear(self._folder)
-            if self._aside.is_dir():
-                for entry in self._aside.iterdir():
-                    entry.rename(self._folder / entry.name)
-                self._aside.rmdir()
-            elif self._made:
+            if self._made:
                 (self._folder / LOCK).unlink(missing_ok=True)
                 self._folder.rmdir()
         self._lock.close()
+
+
+def _recover(folder: Path) -> None:
+    """Puts back what a run was to replace that was killed while it was set up."""
+    held = lock(folder / LOCK, patience=2.0)
+    try:
+        if (folder / CHECKPOINTS).exists() or (folder / NET).exists():
+            shutil.rmtree(folder / ASIDE, ignore_errors=True)
+        else:
+            _put_back(folder)
+    finally:
+        held.close()
+
+
+def _put_back(folder: Path) -> None:
+    _clear(folder)
+    for entry in (folder / ASIDE).iterdir():
+        entry.rename(folder / entry.name)
+    (folder / ASIDE).rmdir()
 
 
 def open_run(folder: Path, configuration: Configuration, resume: bool, force: bool) -> HeldRun:
     """Makes the folder ready for the run."""
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file: give a folder as --out")
+    if (folder / ASIDE).is_dir():
+        _recover(folder)
     known = folder.is_dir() and (folder / SETTINGS).exists()
     made = not folder.exists()
     if not made:

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from fem_frames.formulations import make_formulation
+from fem_frames.frame import Frame
 from fem_frames.operators import NotFiniteError
 from fem_frames.problem import Problem
 from fem_frames.solutions import ReferenceSolutions
@@ -85,11 +87,14 @@ class Training:
         c = self.configuration = configuration
         self.folder, self.world, self.device, self._quiet = folder, world, device, quiet
         self._say: Callable[[str], None] = (lambda text: None) if quiet else Display().say
-        problem = assembly.problem_of(c) if problem is None else problem
+        problem = assembly.problem_of(c, folder) if problem is None else problem
         arrays = assembly.make_frame(c, problem, folder, world)
         self.samples = assembly.make_samples(c, problem, world)
-        self.loss = assembly.make_run_loss(c, arrays, problem, self.samples, folder, world, self._say)
-        self.surrogate = assembly.make_surrogate(c, arrays, problem, device)
+        formulation = make_formulation(Frame.from_arrays(arrays, c.precision, device), problem)
+        self.loss = assembly.make_run_loss(c, formulation, self.samples, folder, world, self._say)
+        self.checkpoints = Checkpoints(folder / runs.CHECKPOINTS)
+        resumed = bool(self.checkpoints.steps())
+        self.surrogate = assembly.make_surrogate(c, arrays, problem, device, resumed)
         self.net = self.surrogate.net
         self.weights = (MasterWeights if c.mixed else Weights)(self.net)
         self.objective = Objective(self.net, self.loss, self.weights, world)
@@ -99,7 +104,6 @@ class Training:
         if world.leads and c.test_samples:
             y = problem.parameters.sample(c.test_samples, c.test_seed)
             self.test = assembly.solved(folder / runs.TEST, y, "test set", self.surrogate.formulation, self._say)
-        self.checkpoints = Checkpoints(folder / runs.CHECKPOINTS)
         self.step, self.seconds, self.skipped = 0, 0.0, 0
         self.best = float("inf")
         self.metrics: Metrics | None = None

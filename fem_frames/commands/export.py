@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fem_frames.commands.shared import declare, declare_first_level, declare_problem, problem_of, show
+from fem_frames.commands.shared import check_new, declare, declare_first_level, declare_problem, problem_of, show
 
 
 def add(subparsers: Any) -> None:
@@ -47,8 +47,8 @@ def run(parsed: argparse.Namespace) -> None:
     if parsed.degree is not None and parsed.sparse is None:
         raise ValueError("--degree is that of the sparse D: give --sparse too")
     for place in (parsed.out, parsed.sparse):
-        if place is not None and place.exists() and not parsed.force:
-            raise ValueError(f"{place} is there already: choose another name, or use --force to replace it")
+        if place is not None:
+            check_new(place, parsed.force)
     check_writable(parsed.out)
     if parsed.sparse is not None:
         if parsed.sparse.resolve() == parsed.out.resolve():

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from fem_frames.commands.shared import declare, declare_run, load_run, show
+from fem_frames.commands.shared import check_new, declare, declare_run, load_run, show
 
 
 def add(subparsers: Any) -> None:
@@ -22,8 +22,7 @@ def add(subparsers: Any) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
-    if parsed.out.exists() and not parsed.force:
-        raise ValueError(f"{parsed.out} is there already: choose another name, or replace it by --force")
+    check_new(parsed.out, parsed.force)
     surrogate = load_run(parsed)
     surrogate.export(parsed.out)
     show(

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from fem_frames.commands.shared import declare, declare_run, load_run, parameters_of, show
+from fem_frames.commands.shared import check_new, declare, declare_run, load_run, parameters_of, show
 from fem_frames.plots import check_plot
 
 
@@ -22,6 +22,7 @@ def add(subparsers: Any) -> None:
     parser.add_argument("--y", required=True, metavar="Y1,Y2,…", help="the parameters; with a minus first: --y=-1,2")
     parser.add_argument("--tol", type=float, metavar="T", help="improve until the error bound is below this")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the solution: .xdmf, .vtu or .vtk")
+    parser.add_argument("--force", action="store_true", help="replace a file that is there")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the solution: .png, .pdf or .svg")
 
 
@@ -34,6 +35,7 @@ def run(parsed: argparse.Namespace) -> None:
     check_plot(parsed.plot)
     if parsed.out is not None:
         check_format(parsed.out)
+        check_new(parsed.out, parsed.force)
     samples = surrogate.problem.check_parameters(y)
     if parsed.tol is None:
         values, iterations = surrogate(samples), 0

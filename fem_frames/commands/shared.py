@@ -104,6 +104,12 @@ def load_run(parsed: argparse.Namespace) -> Any:
     return Surrogate.load(parsed.folder, problem)
 
 
+def check_new(path: Path, force: bool) -> None:
+    """A ValueError if the file is there and may not be replaced."""
+    if path.exists() and not force:
+        raise ValueError(f"{path} is there already: choose another name, or replace it by --force")
+
+
 def parameters_of(text: str) -> list[float]:
     """Numbers from a list with commas."""
     try:
