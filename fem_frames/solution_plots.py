@@ -57,19 +57,16 @@ class SolutionPanel:
 
 
 def plot_runs(curves: Sequence[RunCurve], panels: Sequence[SolutionPanel], path: Path, title: str = "") -> None:
-    """Loss curves on top, below a row of solutions for each run."""
+    """Loss curves on top, below the solutions of each run."""
     plt = pyplot()
     flat = [p for p in panels if p.arrays.dimension < 3]  # solutions in space cannot be drawn flat
-    columns = max([2 if p.arrays.dimension == 1 else 2 * len(p.y) for p in flat], default=1)
-    width = max(7.0, min(3.2 * columns, 16))
-    figure = plt.figure(figsize=(width, 4.4 + 2.9 * len(flat)), layout="constrained")
-    grid = figure.add_gridspec(1 + len(flat), columns, height_ratios=[1.5] + [1.0] * len(flat))
-    _draw_curves(figure.add_subplot(grid[0, :]), curves, title)
-    for row, panel in enumerate(flat, start=1):
-        if panel.arrays.dimension == 1:
-            _draw_lines(figure, grid, row, panel)
-        else:
-            _draw_maps(figure, grid, row, panel)
+    heights = [4.4, *(2.9 if p.arrays.dimension == 1 else 8.4 for p in flat)]
+    width = max([7.0, *(0.6 + 3.2 * len(p.y) for p in flat if p.arrays.dimension == 2)])
+    figure = plt.figure(figsize=(width, sum(heights)), layout="constrained")
+    parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
+    _draw_curves(parts[0].subplots(), curves, title)
+    for part, panel in zip(parts[1:], flat, strict=True):
+        (_draw_lines if panel.arrays.dimension == 1 else _draw_maps)(part, panel)
     save(figure, path)
 
 
@@ -99,63 +96,70 @@ def save(figure: Any, path: Path) -> None:
 
 
 def _draw_curves(axes: Any, curves: Sequence[RunCurve], title: str) -> None:
-    losses = [v for c in curves for v in (*c.test_loss, *c.loss)]
-    positive = bool(losses) and min((v for c in curves for v in c.test_loss), default=1.0) > 0
+    """Losses if all floors are positive; an energy is drawn by what it is above its floor."""
+    floors = sorted({c.floor for c in curves if c.floor is not None})
+    positive = not floors or floors[0] > 0
     for number, curve in enumerate(curves):
         color = COLORS[number % len(COLORS)]
-        step, loss = np.array(curve.step), np.array(curve.loss)
-        seen = loss > 0 if positive else np.isfinite(loss)  # an unstable loss may come out negative
-        axes.plot(step[seen], loss[seen], color=color, alpha=0.3, linewidth=0.8)
-        axes.plot(curve.test_step, curve.test_loss, color=color, marker="o", markersize=3, label=curve.label)
-    floors = sorted({c.floor for c in curves if c.floor is not None})
-    for number, floor in enumerate(floors):
+        if positive:
+            step, loss = np.array(curve.step), np.array(curve.loss)
+            seen = loss > 0  # an unstable loss may come out negative
+            axes.plot(step[seen], loss[seen], color=color, alpha=0.3, linewidth=0.8)
+        above = np.array(curve.test_loss) - (0.0 if positive or curve.floor is None else curve.floor)
+        axes.plot(curve.test_step, above, color=color, marker="o", markersize=3, label=curve.label)
+    for number, floor in enumerate(floors if positive else []):
         axes.axhline(floor, color="black", linewidth=0.8, linestyle=":", label="floor" if number == 0 else None)
-    if positive:
-        axes.set_yscale("log")
-    axes.set(xlabel="step", ylabel="loss; dots: on the test set", title=title)
+    axes.set_yscale("log")
+    what = "loss; dots: on the test set" if positive else "test loss above that of the reference"
+    axes.set(xlabel="step", ylabel=what, title=title)
     axes.grid(alpha=0.3)
     if curves:
         axes.legend(fontsize=8)
 
 
-def _draw_lines(figure: Any, grid: Any, row: int, panel: SolutionPanel) -> None:
+def _draw_lines(part: Any, panel: SolutionPanel) -> None:
     """One panel a field, one colour a sample; the reference broad and pale under the surrogate."""
     x = panel.arrays.points[:, 0]
     order = np.argsort(x)
-    span = grid.ncols // len(panel.values)
-    for column, (name, values) in enumerate(panel.values.items()):
-        axes = figure.add_subplot(grid[row, column * span : (column + 1) * span])
+    all_axes = part.subplots(1, len(panel.values), squeeze=False)[0]
+    for axes, (name, values) in zip(all_axes, panel.values.items(), strict=True):
         for i, value in enumerate(values):
             color = COLORS[i % len(COLORS)]
             axes.plot(x[order], panel.reference[name][i][order], color=color, linewidth=5, alpha=0.25)
-            y = ", ".join(f"{v:.2g}" for v in panel.y[i][:4]) + (", …" if panel.y.shape[1] > 4 else "")
-            axes.plot(x[order], value[order], color=color, linewidth=1.2, label=f"y = {y}")
+            axes.plot(x[order], value[order], color=color, linewidth=1.2, label=_short(panel.y[i]))
         axes.set(xlabel="x", title=f"{panel.label}: {_symbol(name)}")
         axes.grid(alpha=0.3)
-        if column == 0:
-            axes.legend(fontsize=7)
+    all_axes[0].legend(fontsize=7)
 
 
-def _draw_maps(figure: Any, grid: Any, row: int, panel: SolutionPanel) -> None:
-    """For every sample u and its error."""
+def _draw_maps(part: Any, panel: SolutionPanel) -> None:
+    """A column a sample: u, under it the reference, under that the difference."""
     u, reference = panel.values["u"], panel.reference["u"]
+    grid = part.subplots(3, len(u), squeeze=False)
     for i in range(len(u)):
-        axes = figure.add_subplot(grid[row, 2 * i])
-        figure.colorbar(_map(axes, panel.arrays, u[i]), ax=axes, shrink=0.8)
-        axes.set_title(f"{panel.label}: u", fontsize=9)
-        axes = figure.add_subplot(grid[row, 2 * i + 1])
+        low, high = (float(f(np.concatenate([u[i], reference[i]]))) for f in (np.min, np.max))
+        _map(grid[0, i], panel.arrays, u[i], vmin=low, vmax=high)
+        grid[0, i].set_title(f"{panel.label}\n{_short(panel.y[i])}", fontsize=9)
+        drawn = _map(grid[1, i], panel.arrays, reference[i], vmin=low, vmax=high)
+        part.colorbar(drawn, ax=grid[:2, i], location="bottom", shrink=0.8, aspect=30)
+        grid[1, i].set_title("reference", fontsize=9)
         error = u[i] - reference[i]
         largest = float(np.abs(error).max()) or 1.0
-        drawn = _map(axes, panel.arrays, error, cmap="RdBu_r", vmin=-largest, vmax=largest)
-        figure.colorbar(drawn, ax=axes, shrink=0.8)
-        size = np.linalg.norm(reference[i])
-        axes.set_title(f"error, relative {np.linalg.norm(error) / size:.1e}", fontsize=9)
+        drawn = _map(grid[2, i], panel.arrays, error, cmap="RdBu_r", vmin=-largest, vmax=largest)
+        part.colorbar(
+            drawn, ax=grid[2, i], location="bottom", shrink=0.8, aspect=30, format="%.0e", ticks=[-largest, 0, largest]
+        )
+        relative = np.linalg.norm(error) / (np.linalg.norm(reference[i]) or 1.0)
+        grid[2, i].set_title(f"difference, relative {relative:.1e}", fontsize=9)
+
+
+def _short(y: Floats) -> str:
+    return "y = " + ", ".join(f"{v:.2g}" for v in y[:4]) + (", …" if len(y) > 4 else "")
 
 
 def _map(axes: Any, arrays: FrameArrays, values: Floats, **options: Any) -> Any:
     axes.set_aspect("equal")
-    axes.set_xticks([])
-    axes.set_yticks([])
+    axes.set_axis_off()
     x = arrays.points
     return axes.tripcolor(x[:, 0], x[:, 1], arrays.levels[-1].cells, values, shading="gouraud", **options)
 
