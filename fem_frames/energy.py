@@ -34,10 +34,10 @@ class Energy(Formulation):
             f = np.full(self._points.shape[:2], float(problem.source))
             nodal = nodal + tables.nodal_functionals(arrays, f)
             on_lift += float(np.einsum("k,q,kq,kq->", arrays.volumes, arrays.rule_weights, f, self._lift_values()))
-        self._fixed = torch.as_tensor(nodal)[None].to(frame.device, self.wide)  # (1, N)
+        self._fixed = torch.as_tensor(nodal)[None].to(self.wide).to(frame.device)  # (1, N)
         exact = make_synthesis(arrays, torch.float64, torch.device("cpu"))
-        on_frame = exact.T(torch.as_tensor(nodal)[None]).to(frame.device)
-        self._fixed_on_frame = self.rounded(on_frame, "the load")  # (1, Nhat)
+        on_frame = self.rounded(exact.T(torch.as_tensor(nodal)[None]), "the load")
+        self._fixed_on_frame = on_frame.to(frame.device)  # (1, Nhat)
         self._on_lift = on_lift
 
     def C(self, y: Tensor) -> CellScalars:

@@ -78,6 +78,7 @@ def export_frame(
         record={
             "problem": problem.name,
             "options": dict(problem.options),
+            "refinement": problem.refinement,
             "quadrature_degree": problem.quadrature_degree,
             **door.versions(),
         },

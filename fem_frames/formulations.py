@@ -78,7 +78,7 @@ class Formulation(ABC):
                 f"y has shape {tuple(y.shape)}, but {self.problem.name} has p = {p} parameters: "
                 f"pass (B, {p}) or ({p},); is it another problem's y?"
             )
-        if y.dtype != self.frame.dtype:
+        if y.dtype not in (self.frame.dtype, self.wide):  # it is widened before it is used
             raise ValueError(f"y is in {y.dtype}, the frame in {self.frame.dtype}: pass y.to({self.frame.dtype})")
         if y.device != self.frame.device:
             raise ValueError(f"y is on {y.device}, the frame on {self.frame.device}: move one of them")

@@ -74,7 +74,7 @@ class ConstantFluxResidual(FluxResidual):
 
     def squares(self, s: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
         # The same in half the passes over memory, for training steps; where something looks on, as written above.
-        if is_watched(s):
+        if is_watched(s) or is_watched(self._inverse) or is_watched(source):
             return super().squares(s, source)
         d, dtype = self.dimension, self._inverse.dtype
         g, centre, q = s[:, :d], s[:, d : 2 * d], s[:, 2 * d :]

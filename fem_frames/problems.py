@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -141,6 +141,16 @@ def make_problem(name: str, **options: Any) -> Problem:
     if not isinstance(problem, Problem):
         raise ValueError(f"{name} made a {type(problem).__name__}, not a fem_frames.Problem")
     return replace(problem, name=name, options=options)
+
+
+def recorded_problem(record: Mapping[str, Any], *, files: bool = True) -> Problem:
+    """The problem that a frame's record names; those from files, which are executed, only if allowed."""
+    name = str(record.get("problem"))
+    if name not in PROBLEMS and not files:
+        raise ValueError(f"it is not built in, and {name} is not executed unless you name it")
+    problem = make_problem(name, **dict(record.get("options", {})))
+    refinement = record.get("refinement", problem.refinement)
+    return problem if refinement == problem.refinement else replace(problem, refinement=refinement)
 
 
 def _check_options(name: str, make: Callable[..., Problem], options: dict[str, Any]) -> None:

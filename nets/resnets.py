@@ -51,8 +51,9 @@ class CoefficientNet(nn.Module, ABC):
         _check(parameters, self.level_sizes, self.rank, self.blocks)
         lower, upper = ([-1.0] * parameters, [1.0] * parameters) if box is None else box
         low, high = (torch.as_tensor(ends, dtype=torch.float64) for ends in (lower, upper))
-        # In float64 on any device that has it, else float32: y is mapped before it is rounded to the net's precision.
+        # Not buffers, which would be rounded with the net: y is mapped before it is rounded to the net's precision.
         self._centre, self._half_width = (low + high) / 2, (high - low) / 2
+        self._on_device: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
         self.level_decay = level_decay
         decay = [
             torch.full((size,), 2.0 ** (-level_decay * (first_level + j)))
@@ -80,7 +81,17 @@ class CoefficientNet(nn.Module, ABC):
         """(B, p) y as the layers take it: mapped to [-1, 1], then rounded to the net's precision."""
         dtype = self.decay.dtype
         wide = y.float() if y.dtype in HALF or (y.dtype != torch.float64 and dtype != torch.float64) else y.double()
-        return ((wide - self._centre.to(wide)) / self._half_width.to(wide)).to(dtype)
+        centre, half_width = self._box_like(wide)
+        return ((wide - centre) / half_width).to(dtype)
+
+    def _box_like(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Centre and half width of the box where y is, copied there once."""
+        place = (y.device, y.dtype)
+        if torch.compiler.is_compiling():
+            return self._centre.to(y), self._half_width.to(y)
+        if place not in self._on_device:
+            self._on_device[place] = (self._centre.to(y), self._half_width.to(y))
+        return self._on_device[place]
 
     def initialise(self, seed: int) -> None:
         """Xavier's normal distribution for matrices, zero for biases; the same numbers in every precision."""

@@ -12,6 +12,7 @@ from nets import make_net
 from training.losses import make_loss
 from training.objective import Objective
 from training.precision import MasterWeights, Weights
+from training.representation import level_sizes, prolongations
 
 
 def small_objective(
@@ -20,9 +21,11 @@ def small_objective(
     """(objective, net): a few samples on a small frame; the net has rank 2 and one block unless told."""
     problem, arrays = case(kind)
     made = make_loss(loss, make_formulation(Frame.from_arrays(arrays, dtype), problem))
-    options = {"rank": 2, "blocks": 1, "prolongations": made.prolongations(), **options}
-    net = make_net(net, problem.parameters.dimension, made.level_sizes, seed=1, **options)
-    net = net.to(made.formulation.frame.dtype)
+    frame = made.formulation.frame
+    steps = prolongations(arrays, made.nodal, frame.dtype, frame.device)
+    options = {"rank": 2, "blocks": 1, "prolongations": steps, **options}
+    net = make_net(net, problem.parameters.dimension, level_sizes(arrays, made.nodal), seed=1, **options)
+    net = net.to(frame.dtype)
     objective = Objective(net, made, (MasterWeights if mixed else Weights)(net))
     objective.take(made.batch(problem.parameters.sample(count, 0)), count)
     return objective, net

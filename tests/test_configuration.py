@@ -47,6 +47,19 @@ def test_defaults_are_those_of_the_paper():
     assert (resolved(optimizer="soap").rate, resolved(optimizer="lbfgs").rate) == (3e-3, 1.0)
 
 
+def test_files_are_kept_with_their_folders(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "quarters").write_text("not the problem")
+    assert resolved().problem == "quarters"
+    c = Configuration(problem="mine.py:other", levels=2, start_from="run").resolved()
+    assert (c.problem, c.start_from) == (f"{tmp_path}/mine.py:other", f"{tmp_path}/run")
+    assert Configuration.checked({"frame": "f.npz"}, "here") == {"frame": f"{tmp_path}/f.npz"}
+
+
+def test_no_epochs_are_allowed():
+    assert resolved(epochs=0).period == 1
+
+
 def test_samples_follow_the_optimizer_and_the_loss():
     assert (resolved().sampling, resolved().batch, resolved().steps_per_epoch) == ("fresh", 64, 1)
     c = resolved(optimizer="lbfgs")
@@ -122,6 +135,14 @@ def test_settings_that_do_not_fit_are_refused(settings, message):
 
 
 BOX = Uniform((0.0, -1.0), (1.0, 3.0))
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_training_samples_are_not_those_of_a_test_with_the_same_seed(seed):
+    rows = {tuple(row) for row in BOX.sample(512, seed)}
+    fresh = FreshSamples(BOX, 64, 1, seed)
+    for y in (*(fresh.batch(k)[0] for k in range(70)), FixedSamples(BOX, 512, 64, seed).y):
+        assert not rows & {tuple(row) for row in y}
 
 
 def test_fresh_samples_depend_on_seed_and_step_alone():

@@ -7,8 +7,9 @@ from frames import case, samples
 
 from fem_frames import Frame, make_formulation, solve
 from fem_frames.solutions import ReferenceSolutions
-from training.losses import LOSSES, frame_coefficients, free_values, make_loss
+from training.losses import LOSSES, free_values, make_loss
 from training.metrics import check_reference, reference_solutions
+from training.representation import frame_coefficients, level_sizes
 
 pytestmark = pytest.mark.serial
 KINDS = (
@@ -20,6 +21,11 @@ KINDS = (
     "square, inclusion",
     "cube",
 )
+
+
+def answer_size(loss):
+    """How many numbers a net gives."""
+    return sum(map(sum, level_sizes(loss.formulation.frame.arrays, loss.nodal).values()))
 
 
 def exact_formulation(kind):
@@ -46,6 +52,26 @@ def test_three_losses_are_one_functional(kind):
     torch.testing.assert_close(stable(w, batch), nodal(exact.frame.H(w), batch), rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.parametrize("kind", [*KINDS, "square, lognormal", "interval, LS, level 0"])
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+def test_gradients_that_are_written_out_are_those_of_autograd(kind, name, dtype):
+    exact = exact_formulation(kind)
+    y = samples(exact.problem, 3)
+    loss = make_loss(name, exact.to(dtype), reference_of(exact, y))
+    batch = loss.batch(y.numpy(), [0, 1, 2])
+    torch.manual_seed(0)
+    w = (0.1 * torch.randn(3, answer_size(loss), dtype=torch.float64)).to(loss.formulation.frame.dtype)
+    w.requires_grad_()
+    value = loss(w, batch)
+    (gradient,) = torch.autograd.grad(value.sum(), w)
+    found, found_gradient = loss.with_gradient(w, batch)
+    eps = torch.finfo(w.dtype).eps
+    torch.testing.assert_close(found, value.detach(), rtol=30 * eps, atol=1e-6 if dtype == "float16" else 1e-13)
+    assert found_gradient.dtype == w.dtype
+    assert float((found_gradient - gradient).double().norm()) <= 30 * eps * float(gradient.double().norm())
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", LOSSES)
 def test_curvature_is_the_second_derivative(kind, name):
@@ -53,7 +79,7 @@ def test_curvature_is_the_second_derivative(kind, name):
     y = samples(exact.problem, 4)
     loss = make_loss(name, exact, reference_of(exact, y))
     batch = loss.batch(y[1:3].numpy(), [1, 2])
-    size = sum(map(sum, loss.level_sizes.values()))
+    size = answer_size(loss)
     torch.manual_seed(0)
     w = torch.randn(2, size, dtype=torch.float64, requires_grad=True)
     v = torch.randn(2, size, dtype=torch.float64)
@@ -104,7 +130,7 @@ def test_losses_in_low_precision_are_sums_in_float32(name, dtype):
     reference = reference_of(exact, y)
     low, high = make_loss(name, exact.to(dtype), reference), make_loss(name, exact, reference)
     torch.manual_seed(0)
-    w = (0.1 * torch.randn(2, sum(map(sum, low.level_sizes.values())))).to(low.formulation.frame.dtype)
+    w = (0.1 * torch.randn(2, answer_size(low))).to(low.formulation.frame.dtype)
     found = low(w, low.batch(y.numpy(), [0, 1]))
     assert found.dtype == torch.float32
     want = high(w.double(), high.batch(y.numpy(), [0, 1]))
@@ -133,6 +159,28 @@ def test_references_of_another_problem_are_refused():
     short = ReferenceSolutions(good.y, {"u": good.u[:, 1:]}, good.loss)
     with pytest.raises(ValueError, match="solve them again"):
         check_reference(exact, short)
+
+
+@pytest.mark.parametrize("kind", ["interval, LS", "square"])
+def test_residuals_can_be_differentiated_in_y_and_w(kind):
+    exact = exact_formulation(kind)
+    y, w = samples(exact.problem, 2), torch.randn(2, exact.frame.frame_size, dtype=torch.float64)
+    for leaf in (y.requires_grad_(), w.requires_grad_()):
+        (gradient,) = torch.autograd.grad(exact.residual(w, y).square().sum(), leaf, retain_graph=True)
+        assert gradient.abs().sum() > 0
+
+
+def test_every_sample_of_a_reference_is_looked_at():
+    exact = exact_formulation("interval, LS")
+    good = reference_of(exact, samples(exact.problem, 3))
+    check_reference(exact, good)
+    swapped = {name: v[[0, 2, 1]] for name, v in good.fields.items()}
+    for bad in (
+        ReferenceSolutions(good.y, swapped, good.loss),
+        ReferenceSolutions(good.y, good.fields, 1.1 * good.loss),
+    ):
+        with pytest.raises(ValueError, match="reference solutions do not fit the frame"):
+            check_reference(exact, bad)
 
 
 def test_losses_say_what_they_need():

@@ -220,7 +220,6 @@ def test_natural_gradients_say_that_the_line_search_failed_and_that_there_is_no_
 
 def test_a_line_search_that_ends_in_nonsense_leaves_the_parameters_alone():
     objective, net = small_objective(dtype="float16")
-    before = flat(net.parameters()).clone()
     with torch.no_grad():
         net.layers[0].b.fill_(torch.inf)
     spoilt = flat(net.parameters()).clone()
@@ -228,7 +227,52 @@ def test_a_line_search_that_ends_in_nonsense_leaves_the_parameters_alone():
         outcome = stepper_for(name, objective, "float16")(objective)
         assert not outcome.finite
         assert torch.equal(flat(net.parameters()), spoilt)
-    assert not torch.equal(before, spoilt)
+
+
+def test_a_line_search_that_leaves_the_range_is_undone(monkeypatch):
+    objective, net = small_objective(dtype="float16")
+    before = flat(net.parameters()).clone()
+    step = stepper_for("lbfgs", objective, "float16")
+
+    def overflowing(closure):
+        loss = closure()
+        with torch.no_grad():
+            objective.weights.vector.fill_(torch.nan)
+        return loss
+
+    monkeypatch.setattr(step.optimizer, "step", overflowing)
+    outcome = step(objective)
+    assert outcome.reason == "the line search failed: it left the range of torch.float16"
+    assert not outcome.moved
+    assert torch.equal(flat(net.parameters()), before)
+
+
+def test_a_line_search_comes_back_from_where_the_loss_is_no_number():
+    class Cliff:
+        """|p - 1|² up to p = 0.5, NaN beyond."""
+
+        def __init__(self):
+            self.vector = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+
+        def __call__(self):
+            p = self.vector.detach()
+            self.vector.grad = torch.where(p > 0.5, torch.nan, 2 * (p - 1))
+            return torch.where(p > 0.5, torch.nan, (p - 1) ** 2).sum()
+
+        def finite(self, loss):
+            return bool(torch.isfinite(loss))
+
+        def gradient(self):
+            return self.vector.grad
+
+        def gauss_newton(self):
+            return lambda v: 0.5 * v
+
+    for name in ("lbfgs", "ngd"):
+        cliff = Cliff()
+        outcome = make_stepper(name, cliff, PRECISIONS["float64"], 1.0, 4)(cliff)
+        assert outcome.finite
+        assert 0 <= float(cliff.vector.detach()) <= 0.5
 
 
 def test_the_loss_scale_halves_on_overflow_and_doubles_after_a_while():

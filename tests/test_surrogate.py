@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,15 +12,19 @@ from test_imports import run_without_dolfinx
 
 from fem_frames import Grid, Pointwise, Problem, Uniform, error_bound, make_problem, solve, solve_reference
 from fem_frames.solvers import ConvergenceError
+from fem_frames.spectra import energy_norm
 from training import Configuration, Surrogate, train
+from training.metrics import evaluate, reference_solutions
 
 pytestmark = pytest.mark.serial
+SAMPLE = np.ones((1, 4))
 SMOOTH = dict(optimizer="soap", level_decay=1.0, epochs=150)
+LONGER = SMOOTH | dict(epochs=500)
 RUNS = {
     "1D": dict(problem="quarters", formulation="least-squares", levels=5, **SMOOTH),
     "2D": dict(problem="checkerboard", levels=4, **SMOOTH),
     "nodal": dict(problem="checkerboard", levels=3, loss="nodal", optimizer="soap", epochs=300, net="separate"),
-    "half": dict(problem="quarters", levels=4, precision="float16", mixed=True, net="separate-frame", **SMOOTH),
+    "half": dict(problem="quarters", levels=3, precision="float16", mixed=True, net="separate-frame", **LONGER),
 }
 
 
@@ -80,8 +85,11 @@ def test_the_bound_bounds_and_improvement_reaches_it(trained, name):
     problem, exact = surrogate.problem, surrogate.formulation
     y = problem.parameters.sample(1, 2)
     bound = surrogate.error_bound(y)
-    torch.testing.assert_close(bound, error_bound(exact, surrogate.coefficients(y), torch.as_tensor(y)))
-    least = error_bound(exact, solve(exact, torch.as_tensor(y), 1e-12).w, torch.as_tensor(y))
+    samples, w = torch.as_tensor(y), surrogate.coefficients(y)
+    solution = solve(exact, samples, 1e-12).w
+    error = energy_norm(exact, w - solution, samples)
+    assert float(error) <= float(bound) < 10 * float(error + error_bound(exact, solution, samples))
+    least = error_bound(exact, solution, samples)
     tol = 0.5 * float(bound + least)
     better = surrogate.improve(y, tol)
     assert (better.error_bound <= tol).all()
@@ -163,9 +171,50 @@ def test_a_problem_made_in_python_is_given_again_for_bounds(tmp_path):
     assert surrogate([0.5])["u"].shape[0] == 1
     with pytest.raises(ValueError, match=r"need the problem 'custom'.*Surrogate.load\(folder, problem"):
         surrogate.loss([0.5])
+    other = Problem(Grid((2, 2)), Pointwise(lambda x, y: 1 + y[..., 0] * x[..., 1]), Uniform((0.0,), (1.0,)))
+    with pytest.raises(ValueError, match="is not the one that the surrogate was trained for"):
+        Surrogate.load(tmp_path / "run", other).loss([0.5])
     assert float(Surrogate.load(tmp_path / "run", problem).error_bound([0.5])) > 0
     with pytest.raises(ValueError, match="does not fit the frame"):
         Surrogate.load(tmp_path / "run", make_problem("quarters"))
+
+
+def test_a_problem_that_only_has_the_name_of_another_does_not_pass_for_it(tmp_path):
+    problem = replace(make_problem("checkerboard"), source=5.0)
+    train(
+        Configuration(problem="checkerboard", levels=2, epochs=5, test_samples=4),
+        tmp_path / "run",
+        problem=problem,
+        quiet=True,
+    )
+    with pytest.raises(ValueError, match="its coefficient or source is another"):
+        Surrogate.load(tmp_path / "run").error_bound([1, 1, 1, 1])
+    assert float(Surrogate.load(tmp_path / "run", problem).error_bound([1, 1, 1, 1])) > 0
+
+
+def test_loading_executes_no_file(tmp_path, capsys):
+    (tmp_path / "mine.py").write_text(
+        "from fem_frames import make_problem\nprint('executed')\nproblem = make_problem('checkerboard')\n"
+    )
+    c = Configuration(problem=str(tmp_path / "mine.py"), levels=2, epochs=2, test_samples=4)
+    train(c, tmp_path / "run", quiet=True)
+    assert "executed" in capsys.readouterr().out
+    surrogate = Surrogate.load(tmp_path / "run")
+    assert surrogate([1, 1, 1, 1])["u"].shape[0] == 1
+    with pytest.raises(ValueError, match=r"which is not built in: give it, as --problem .*mine.py"):
+        surrogate.loss([1, 1, 1, 1])
+    assert "executed" not in capsys.readouterr().out
+    run_command("evaluate", tmp_path / "run", "--samples", 2, "--problem", tmp_path / "mine.py")
+
+
+def test_frames_by_dolfinx_s_own_refinement_are_evaluated_on_it(tmp_path):
+    c = Configuration(problem="checkerboard", levels=3, refinement="dolfinx", epochs=3, test_samples=2)
+    train(c, tmp_path / "run", quiet=True)
+    evaluate(
+        Surrogate.load(tmp_path / "run"), reference_solutions(Surrogate.load(tmp_path / "run").formulation, SAMPLE)
+    )
+    c = Configuration(frame=str(tmp_path / "run/frame.npz"), epochs=2, test_samples=2)
+    train(c, tmp_path / "again", quiet=True)
 
 
 # ---- other programs

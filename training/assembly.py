@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 from fem_frames.arrays import FrameArrays
@@ -15,7 +17,8 @@ from fem_frames.formulations import Formulation
 from fem_frames.frame import check_device
 from fem_frames.mesh import Floats
 from fem_frames.problem import Problem
-from fem_frames.problems import make_problem
+from fem_frames.problems import make_problem, recorded_problem
+from fem_frames.rows import Rows, RowsProduct
 from fem_frames.solutions import ReferenceSolutions
 from training import runs
 from training.configuration import Configuration, Resolved
@@ -31,22 +34,38 @@ Say = Callable[[str], None]
 def choose_device(name: str | None) -> torch.device:
     """The device asked for, or the best there is; under torchrun every process has a GPU of its own."""
     if name is None:
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        name = next(device for device in ("cuda", "mps", "cpu") if _works(device))
     if name == "cuda" and "LOCAL_RANK" in os.environ:
         name = f"cuda:{os.environ['LOCAL_RANK']}"
     return check_device(name)
 
 
+def _works(device: str) -> bool:
+    """Whether torch has the device, and on it the product that frames are made of."""
+    if device == "cpu":
+        return True
+    if not (torch.cuda if device == "cuda" else torch.backends.mps).is_available():
+        return False
+    identity = Rows.from_entries([0, 1], [1, 0], [1.0, 2.0], (2, 2))
+    try:
+        product = RowsProduct(identity, torch.float32, torch.device(device))(torch.eye(2, device=device))
+    except (RuntimeError, NotImplementedError, TypeError):
+        return False
+    return product.cpu().tolist() == [[0.0, 1.0], [2.0, 0.0]]
+
+
 def problem_of(c: Configuration, folder: Path) -> Problem:
     """The problem that a configuration names, or that of its frame."""
+    record: Mapping[str, Any] = {}
+    if c.frame is not None:
+        own = folder / FRAME  # the file it was copied from may have moved since
+        record = FrameArrays.load(own if own.exists() else c.frame).record
     if c.problem:
         problem = make_problem(c.problem, **c.options)
-        return problem if c.refinement is None else replace(problem, refinement=c.refinement)
-    assert c.frame is not None
-    own = folder / FRAME  # the file it was copied from may have moved since
-    record = FrameArrays.load(own if own.exists() else c.frame).record
+        refinement = c.refinement or record.get("refinement", problem.refinement)
+        return problem if refinement == problem.refinement else replace(problem, refinement=refinement)
     try:
-        return make_problem(str(record.get("problem")), **record.get("options", {}))
+        return recorded_problem(record)
     except ValueError as error:
         raise ValueError(
             f"{c.frame} is a frame of the problem {record.get('problem')!r}, which cannot be made: {error}; "
@@ -131,5 +150,7 @@ def solved(path: Path, y: Floats, name: str, exact: Formulation, say: Say) -> Re
         seconds = time.perf_counter() - start
         say(f"{name}: {len(y)} reference solutions by {made.record['reference']} in {seconds:.1f} s")
     found = ReferenceSolutions.load(path)
+    if not np.array_equal(found.y, y):
+        raise ValueError(f"{path} holds solutions for other samples: remove it, it will be made again")
     check_reference(exact, found)
     return found

@@ -88,6 +88,12 @@ class Checkpoints:
         for old in self.steps()[:-KEPT]:
             self.path(old).unlink(missing_ok=True)
 
+    def refuse_after(self, step: int) -> None:
+        """Renames those of later steps, which could not be used, so that they do not count as kept."""
+        for later in self.steps():
+            if later > step:
+                self.path(later).replace(self.path(later).with_suffix(".refused"))
+
     def newest(self, fits: Callable[[dict[str, Any]], None], say: Callable[[str], None]) -> dict[str, Any] | None:
         """The newest that can be read and fits, a function that raises a ValueError if not; None if there is none."""
         refused = []

@@ -61,7 +61,7 @@ class Configuration:
     """Scale the coefficients of level j by 2^(-s j); 0 is the paper, 1 suits smooth solutions."""
 
     loss: Literal["stable", "bpx", "nodal", "supervised", "supervised-nodal"] = "stable"
-    """Through D, through H, without a frame, or against reference solutions in the energy norm or by nodal values."""
+    """Through D, through H, without a frame, or against reference solutions, by their states or by nodal values."""
     optimizer: Literal["adam", "sgd", "lbfgs", "ngd", "soap"] = "adam"
     """SOAP converges best, Adam is the paper's best."""
     rate: float | None = None
@@ -108,7 +108,7 @@ class Configuration:
     """Write TensorBoard's events too."""
 
     device: str | None = None
-    """cpu, cuda, mps, …; default: the best there is."""
+    """cpu, cuda, mps, …; default: the best that works."""
     start_from: str | None = None
     """A run, or a saved surrogate, with the weights to start from."""
 
@@ -142,14 +142,12 @@ class Configuration:
         rate = RATES[self.optimizer] if self.rate is None else self.rate
         minimum = min(settings.minimum_rate, rate) if self.minimum_rate is None else self.minimum_rate
         values = _values(self) | dict(
-            problem=_absolute(self.problem),
-            frame=None if self.frame is None else _absolute(self.frame),
-            start_from=None if self.start_from is None else str(Path(self.start_from).absolute()),
+            **{name: _absolute(name, getattr(self, name)) for name in _PATHS},
             options=dict(self.options),
             blocks=NETS[self.net].default_blocks if self.blocks is None else self.blocks,
             rate=rate,
             minimum_rate=minimum,
-            period=5 * self.epochs / 6 if self.period is None else self.period,
+            period=max(5 * self.epochs / 6, 1.0) if self.period is None else self.period,
             batch=batch,
             sampling=sampling,
             training_samples=count,
@@ -246,7 +244,7 @@ class Configuration:
                 raise ValueError(
                     f"{where} has an unknown setting {name!r}" + (f"; do you mean {close[0]}?" if close else "")
                 )
-        return {name: _convert(name, value) for name, value in settings.items()}
+        return {name: _absolute(name, _convert(name, value)) for name, value in settings.items()}
 
 
 @dataclass(frozen=True)
@@ -271,10 +269,17 @@ class Resolved(Configuration):
         return self.epochs * self.steps_per_epoch
 
 
-def _absolute(name: str) -> str:
-    """A file, or a file.py:name, with the folder it is in: a run may be resumed from another one."""
-    file, colon, attribute = name.partition(":") if ".py:" in name else (name, "", "")
-    return str(Path(file).absolute()) + colon + attribute if Path(file).is_file() else name
+_PATHS = ("problem", "frame", "start_from")
+
+
+def _absolute(name: str, value: Any) -> Any:
+    """Files with the folders they are in: a run may be resumed from another one."""
+    if name not in _PATHS or value is None:
+        return value
+    file, colon, attribute = value.rpartition(":") if ".py:" in value else (value, "", "")
+    if name == "problem" and not file.endswith(".py"):
+        return value  # built in
+    return str(Path(file).absolute()) + colon + attribute
 
 
 def _values(configuration: Configuration) -> dict[str, Any]:

@@ -20,18 +20,21 @@ class World:
 
     rank: int = 0
     size: int = 1
+    joined: bool = False
+    """Whether this object made the group of processes."""
 
     @classmethod
     def join(cls, device: torch.device) -> World:
         """The world that torchrun made, or this process alone."""
         if int(os.environ.get("WORLD_SIZE", "1")) == 1 or not dist.is_available():
             return cls()
-        if not dist.is_initialized():
+        joined = not dist.is_initialized()
+        if joined:
             if device.type == "cuda":
                 torch.cuda.set_device(device)
             # Long enough for the test set to be solved on rank 0 while the others wait.
             dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(hours=2))
-        return cls(dist.get_rank(), dist.get_world_size())
+        return cls(dist.get_rank(), dist.get_world_size(), joined)
 
     @property
     def leads(self) -> bool:
@@ -57,5 +60,5 @@ class World:
             dist.barrier()
 
     def leave(self) -> None:
-        if dist.is_available() and dist.is_initialized():
+        if self.joined:
             dist.destroy_process_group()

@@ -51,9 +51,6 @@ class RunLog:
             for name in ("mre", "mse", "loss", "ratio"):
                 self._events.add_scalar(f"test/{name}", getattr(metrics, name), step)
 
-    def note(self, step: int, text: str) -> None:
-        self._write({"step": step, "note": text})
-
     def _write(self, record: dict[str, Any]) -> None:
         try:
             self._file.write(json.dumps(record) + "\n")

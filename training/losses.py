@@ -1,7 +1,7 @@
 """The losses that nets are trained with, all called alike: loss(w, batch) for the net's answers w (B, n).
 
 Unsupervised, from the variational formulation: `stable` (DᵀC_yD), `bpx` (HᵀA_yH) and `nodal` (A_y, no frame).
-Supervised, against reference solutions: in the norm of 𝒟 through the frame, or plainly by nodal values.
+Supervised, against reference solutions: by states through the frame, or plainly by nodal values.
 
 B samples, n = Nhat frame coefficients, or N nodal values where the net gives those, K m states.
 """
@@ -17,10 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fem_frames.arrays import FrameArrays
 from fem_frames.formulations import Formulation
 from fem_frames.mesh import Floats
-from fem_frames.operators import Prolongation, dot
+from fem_frames.operators import dot
 from fem_frames.solutions import ReferenceSolutions
 
 Map = Callable[[Tensor], Tensor]
@@ -30,7 +29,7 @@ Map = Callable[[Tensor], Tensor]
 class Batch:
     """Parameters, and what a supervised loss aims at."""
 
-    y: Tensor  # (B, p) in the precision of the frame
+    y: Tensor  # (B, p) in float32 or float64
     target: Tensor | None = None  # (B, ·)
 
 
@@ -45,27 +44,11 @@ class Loss(ABC):
     def __init__(self, formulation: Formulation) -> None:
         self.formulation = formulation
 
-    @property
-    def level_sizes(self) -> dict[str, tuple[int, ...]]:
-        """Of each field, how many numbers a net gives for every level; the nodal basis is one level."""
-        sizes = self.formulation.frame.level_sizes
-        return {name: own[-1:] for name, own in sizes.items()} if self.nodal else sizes
-
-    @property
-    def first_level(self) -> int:
-        arrays = self.formulation.frame.arrays
-        return arrays.finest_level if self.nodal else arrays.first_level
-
-    def prolongations(self) -> dict[str, list[Prolongation]]:
-        """Of each field, P_j between the levels that nets have."""
-        frame = self.formulation.frame
-        first, last = self.first_level + 1, frame.arrays.finest_level
-        return {name: [frame.P(j, name) for j in range(first, last + 1)] for name in self.level_sizes}
-
     def batch(self, y: Floats, rows: Sequence[int] | np.ndarray | None = None) -> Batch:
         """The batch for parameters y (B, p), `rows` of the training set that has the targets."""
-        frame = self.formulation.frame
-        return Batch(torch.as_tensor(y).to(frame.device, frame.dtype), self.target(rows))
+        # Not in half: y is rounded after it is mapped to [-1, 1], and coefficients are evaluated in float32.
+        wide = torch.as_tensor(y).to(self.formulation.wide)
+        return Batch(wide.to(self.formulation.frame.device), self.target(rows))
 
     def target(self, rows: Sequence[int] | np.ndarray | None) -> Tensor | None:
         return None
@@ -137,7 +120,10 @@ class NodalLoss(Loss):
 
 
 class SupervisedLoss(Loss):
-    """‖𝒟(u - u_ref)‖², by states: regression in the norm of the space, preconditioned and stable."""
+    """‖D w - states of u_ref‖²: regression in a norm equivalent to that of U, preconditioned and stable.
+
+    (E): ‖∇(u - u_ref)‖². (LS): the same with the flux at the cells' centres and its divergence.
+    """
 
     name = "supervised"
     supervised = True
@@ -215,17 +201,6 @@ def free_values(exact: Formulation, reference: ReferenceSolutions) -> Tensor:
             )
         parts.append((values - f.lift)[:, f.free[-1]])
     return torch.as_tensor(np.concatenate(parts, axis=1)).to(exact.frame.device)
-
-
-def frame_coefficients(arrays: FrameArrays, nodal: Tensor) -> Tensor:
-    """(B, Nhat) frame coefficients of nodal values (B, N): those of the finest level, divided by the hats' scale."""
-    pieces, start = [], 0
-    for f in arrays.fields:
-        size = f.level_sizes[-1]
-        own = nodal[:, start : start + size] / torch.as_tensor(np.array(f.scale[-1])).to(nodal)
-        pieces += [nodal.new_zeros(len(nodal), sum(f.level_sizes[:-1])), own]
-        start += size
-    return torch.cat(pieces, dim=1)
 
 
 def _exact(formulation: Formulation) -> Formulation:

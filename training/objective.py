@@ -84,7 +84,9 @@ class Objective:
             primals = {name: p.detach() for name, p in self._inner.items()}
             with unchecked():
                 change = jvp(lambda p: functional_call(self.net, p, (y,)), (primals,), (tangents,))[1]
-                back = torch.autograd.grad(w, inner, M(change), retain_graph=True)
+                back = torch.autograd.grad(
+                    w, inner, M(change), retain_graph=True, allow_unused=True, materialize_grads=True
+                )
             flat = torch.cat([g.reshape(-1) for g in back]).to(v.dtype)
             return self.world.add(flat * (size / count))
 

@@ -101,7 +101,7 @@ class _First:
             self.loss = loss
             if not self._objective.finite(loss):
                 raise _NotFiniteError
-        return loss
+        return torch.where(torch.isnan(loss), torch.inf, loss)  # a search that meets NaN goes further, not back
 
 
 def make_stepper(name: str, weights: Weights, precision: Precision, rate: float, preconditioned: int) -> Stepper:

@@ -72,20 +72,23 @@ def export_net(net: CoefficientNet, parameters: int, path: Path) -> None:
     check_writable(path)
     dtype = torch.float64 if net.decay.dtype == torch.float64 else torch.float32
     example = (torch.zeros(3, parameters, dtype=dtype, device=net.decay.device),)
-    batch = torch.export.Dim("batch", min=1)
-    if path.suffix == ".pt2":
-        part = path.with_name(f".{os.getpid()}.{path.name}")
-        try:
-            torch.export.save(torch.export.export(net, example, dynamic_shapes=({0: batch},)), part)
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
-        return
+    shapes = ({0: torch.export.Dim("batch", min=1)},)
+    net.eval()
+    part = path.with_name(f".{os.getpid()}.{path.name}")
     try:
-        import onnx  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise ValueError("ONNX needs two packages more: pip install onnx onnxscript; or write a .pt2 file") from error
-    program = torch.onnx.export(net, example, dynamic_shapes=({0: batch},), dynamo=True, verbose=False)
-    assert program is not None
-    program.save(path)
+        if path.suffix == ".pt2":
+            torch.export.save(torch.export.export(net, example, dynamic_shapes=shapes), part)
+        else:
+            try:
+                import onnx  # noqa: F401
+                import onnxscript  # noqa: F401
+            except ImportError as error:
+                advice = "pip install onnx onnxscript; or write a .pt2 file"
+                raise ValueError(f"ONNX needs two packages more: {advice}") from error
+            program = torch.onnx.export(net, example, dynamic_shapes=shapes, dynamo=True, verbose=False)
+            assert program is not None
+            program.save(part)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+        net.train()

@@ -102,12 +102,13 @@ class MasterWeights(Weights):
     Overflow halves it, and the step is skipped.
     """
 
+    FIRST = 2.0**10
     GROWTH_INTERVAL = 500
     LARGEST, SMALLEST = 2.0**24, 2.0**-10
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__(net)
-        self.scale, self._good = 2.0**10, 0
+        self.scale, self._good = self.FIRST, 0
 
     def kept(self, own: Tensor) -> Tensor:
         return own.float()

@@ -29,6 +29,7 @@ SETTINGS, TEST, TRAINING, RESULT, CHECKPOINTS, LOCK = (
 FILES = (SETTINGS, TEST, TRAINING, RESULT, LOG, LOCK, FRAME, NET)
 FOLDERS = (CHECKPOINTS, "tensorboard")
 ASIDE = ".replaced"  # what --force replaces, until the new run is set up
+REMOVED = ".removed"
 FREE = ("device", "tensorboard")
 """Settings that may change when a run is resumed."""
 
@@ -44,6 +45,7 @@ def versions() -> dict[str, str]:
 
 def saved_configuration(folder: Path) -> Resolved:
     """The configuration of the run in a folder."""
+    recover(folder)
     if not (folder / SETTINGS).is_file():
         raise ValueError(f"{folder} holds no run that could be resumed: leave out --resume")
     return Configuration(**Configuration.from_toml(folder / SETTINGS)).resolved()
@@ -71,25 +73,27 @@ class HeldRun:
     def __init__(self, folder: Path, made: bool) -> None:
         self._folder, self._made, self._begun = folder, made, False
         self._lock = lock(folder / LOCK, patience=2.0)
-        self._aside = folder / ASIDE
 
     def put_aside(self) -> None:
-        self._aside.mkdir(exist_ok=True)
-        for name in (*FILES, *FOLDERS):
-            if name != LOCK and (self._folder / name).exists():
-                (self._folder / name).rename(self._aside / name)
+        """Moves the run that is there; its settings last, which tells that nothing is missing."""
+        (self._folder / ASIDE).mkdir()
+        for name in (*FOLDERS, *(n for n in FILES if n not in (LOCK, SETTINGS)), SETTINGS):
+            if (self._folder / name).exists():
+                (self._folder / name).rename(self._folder / ASIDE / name)
 
     def begin(self) -> None:
         """The run is set up: what it replaces is removed."""
         self._begun = True
-        shutil.rmtree(self._aside, ignore_errors=True)
+        if (self._folder / ASIDE).is_dir():
+            (self._folder / ASIDE).rename(self._folder / REMOVED)  # from here on it is not put back any more
+        shutil.rmtree(self._folder / REMOVED, ignore_errors=True)
 
     def keep(self) -> None:
         """The folder holds a run already, which is to stay whatever happens."""
         self._begun = True
 
     def close(self) -> None:
-        if not self._begun and self._aside.is_dir():
+        if not self._begun and (self._folder / ASIDE).is_dir():
             _put_back(self._folder)
         elif not self._begun:
             _clear(self._folder)
@@ -99,20 +103,21 @@ class HeldRun:
         self._lock.close()
 
 
-def _recover(folder: Path) -> None:
-    """Puts back what a run was to replace that was killed while it was set up."""
+def recover(folder: Path) -> None:
+    """Puts back what a run was to replace that was killed before it began."""
+    if not (folder / ASIDE).is_dir():
+        return
     held = lock(folder / LOCK, patience=2.0)
     try:
-        if (folder / CHECKPOINTS).exists() or (folder / NET).exists():
-            shutil.rmtree(folder / ASIDE, ignore_errors=True)
-        else:
+        if (folder / ASIDE).is_dir():
             _put_back(folder)
     finally:
         held.close()
 
 
 def _put_back(folder: Path) -> None:
-    _clear(folder)
+    if (folder / ASIDE / SETTINGS).exists():  # all was moved: what is here is of the new run
+        _clear(folder)
     for entry in (folder / ASIDE).iterdir():
         entry.rename(folder / entry.name)
     (folder / ASIDE).rmdir()
@@ -122,12 +127,11 @@ def open_run(folder: Path, configuration: Configuration, resume: bool, force: bo
     """Makes the folder ready for the run."""
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file: give a folder as --out")
-    if (folder / ASIDE).is_dir():
-        _recover(folder)
+    recover(folder)
     known = folder.is_dir() and (folder / SETTINGS).exists()
     made = not folder.exists()
     if not made:
-        ours = (*FILES, *FOLDERS, ASIDE)
+        ours = (*FILES, *FOLDERS, ASIDE, REMOVED)
         foreign = sorted(p.name for p in folder.iterdir() if p.name not in ours and not _is_rest(p))
         if foreign and not known:
             raise ValueError(f"{folder} holds {foreign[0]}, which is not of a run: choose another --out")

@@ -1,7 +1,8 @@
 """Training samples y: fresh random ones in every step, a fixed set in minibatches, Sobol points.
 
 The batch of a step depends on the seed and the step alone, not on what was drawn before: a run that is resumed, or
-spread over processes, sees the same samples.
+spread over processes, sees the same samples. The seeds end in a number of their own: NumPy takes (s, 0) for s, which
+test sets may have.
 
 B samples in a batch of all processes together, p parameters, K samples of a fixed set.
 """
@@ -45,7 +46,7 @@ class FreshSamples:
         number, place = divmod(step, self.BLOCK)
         if number != self._number:
             self._number = number
-            self._block = self._parameters.sample(self.BLOCK * self._batch, (self._seed, number))
+            self._block = self._parameters.sample(self.BLOCK * self._batch, (self._seed, number, 1))
         return self._block[place * self._batch : (place + 1) * self._batch], None
 
 
@@ -53,7 +54,7 @@ class FixedSamples:
     """K random samples, in another order in every epoch."""
 
     def __init__(self, parameters: Uniform | Gaussian, count: int, batch: int, seed: int) -> None:
-        self.y = parameters.sample(count, (seed, 0))
+        self.y = parameters.sample(count, (seed, 0, 2))
         self.steps_per_epoch = -(-count // batch)
         self.repeats = self.steps_per_epoch == 1
         self._batch, self._seed = batch, seed
@@ -62,7 +63,7 @@ class FixedSamples:
     def batch(self, step: int) -> tuple[Floats, Rows | None]:
         epoch, place = divmod(step, self.steps_per_epoch)
         if not self.repeats and epoch != self._epoch:
-            self._epoch, self._order = epoch, np.random.default_rng((self._seed, 1, epoch)).permutation(len(self.y))
+            self._epoch, self._order = epoch, np.random.default_rng((self._seed, epoch, 3)).permutation(len(self.y))
         rows = self._order[place * self._batch : (place + 1) * self._batch]
         return self.y[rows], rows
 

@@ -5,6 +5,7 @@ B samples, p parameters, Nhat frame coefficients, N points.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -21,14 +22,15 @@ from fem_frames.formulations import Formulation, make_formulation
 from fem_frames.frame import DTYPES, Frame, check_device, make_synthesis
 from fem_frames.mesh import Floats
 from fem_frames.problem import Problem, Uniform
-from fem_frames.problems import make_problem
+from fem_frames.problems import recorded_problem
 from fem_frames.rows import accumulation_dtype
 from fem_frames.solvers import ConvergenceError, conjugate_gradients
 from fem_frames.spectra import error_bound
-from nets import CoefficientNet, make_net
+from nets import CoefficientNet, SeparateFrameNets, make_net
 from training.checkpoints import load_tensors, save_tensors
-from training.losses import LOSSES, frame_coefficients
+from training.losses import LOSSES
 from training.output import export_net, nodal_function, write_fields
+from training.representation import first_level, frame_coefficients, level_sizes, prolongations
 
 KIND, VERSION = "surrogate", 1
 FRAME, NET = "frame.npz", "surrogate.pt"
@@ -51,22 +53,18 @@ class NetDescription:
     def build(self, arrays: FrameArrays, device: torch.device, seed: int = 0) -> CoefficientNet:
         """The net with random weights."""
         dtype = DTYPES[self.precision]
-        frame = Frame.from_arrays(arrays, dtype, device)
-        sizes, first = frame.level_sizes, arrays.first_level
-        if self.nodal:
-            sizes, first = {name: own[-1:] for name, own in sizes.items()}, arrays.finest_level
-        needed = range(first + 1, arrays.finest_level + 1) if self.name == "separate-frame" else ()
+        prolonged = self.name == SeparateFrameNets.name
         net = make_net(
             self.name,
             self.parameters,
-            sizes,
+            level_sizes(arrays, self.nodal),
             seed=seed,
             rank=self.rank,
             blocks=self.blocks,
             box=self.box,
             level_decay=self.level_decay,
-            first_level=first,
-            prolongations={name: [frame.P(j, name) for j in needed] for name in sizes},
+            first_level=first_level(arrays, self.nodal),
+            prolongations=prolongations(arrays, self.nodal, dtype, device) if prolonged else None,
         )
         return net.to(device, dtype)
 
@@ -162,20 +160,24 @@ class Surrogate:
     def problem(self) -> Problem:
         if self._problem is None:
             name = self.arrays.record.get("problem")
-            try:
-                self._problem = make_problem(str(name), **dict(self.arrays.record.get("options", {})))
-            except ValueError as error:
-                raise ValueError(
-                    f"losses and bounds need the problem {name!r}, which cannot be made: {error}; "
-                    "give it: Surrogate.load(folder, problem=…), or --problem"
-                ) from error
+            raise ValueError(
+                f"losses and bounds need the problem {name!r}, which is not built in: give it, as --problem {name} "
+                "or Surrogate.load(folder, problem=…)"
+            )
         return self._problem
 
     @cached_property
     def formulation(self) -> Formulation:
         """In float64: what judges the net must not round."""
         device = "cpu" if self.device.type == "mps" else self.device  # no float64 there
-        return make_formulation(Frame.from_arrays(self.arrays, torch.float64, device), self.problem)
+        made = make_formulation(Frame.from_arrays(self.arrays, torch.float64, device), self.problem)
+        known = self.record.get("fingerprint")
+        if known is not None and not np.allclose(fingerprint(made), known, rtol=1e-8, atol=0):
+            raise ValueError(
+                f"the problem {self.problem.name} is not the one that the surrogate was trained for, "
+                "its coefficient or source is another; give that one, as --problem or Surrogate.load(folder, problem=…)"
+            )
+        return made
 
     @cached_property
     def _synthesis(self) -> Any:
@@ -221,6 +223,8 @@ class Surrogate:
 
     def save_net(self, folder: Path) -> None:
         """Writes the net beside a frame that is there already."""
+        if self._problem is not None:
+            self.record["fingerprint"] = fingerprint(self.formulation)
         content = {
             "net": asdict(self.description),
             "weights": {name: value.detach().cpu() for name, value in self.net.state_dict().items()},
@@ -250,13 +254,10 @@ class Surrogate:
             ) from error
         if problem is not None:
             arrays.check_problem(problem)
-        made = cls(net, description, arrays, problem, content["record"])
-        if problem is None:
-            try:
-                made._problem = made.problem
-            except ValueError:
-                made._problem = None  # solutions can be had without
-        return made
+        else:
+            with contextlib.suppress(ValueError):  # solutions can be had without
+                problem = recorded_problem(arrays.record, files=False)
+        return cls(net, description, arrays, problem, content["record"])
 
     def to_function(self, y: npt.ArrayLike | Tensor, field: str = "u", comm: Any = None) -> Any:
         """A DOLFINx function on the finest mesh, for one y; on all ranks of comm, by default this process alone."""
@@ -280,10 +281,18 @@ class Surrogate:
         return {name: value[0].double().cpu().numpy() for name, value in values.items()}
 
 
+def fingerprint(exact: Formulation) -> list[float]:
+    """Losses that tell problems apart which are called the same: functions have no other identity."""
+    size, device = exact.frame.frame_size, exact.frame.device
+    w = torch.linspace(-1, 1, size, dtype=torch.float64, device=device).expand(2, -1)
+    y = torch.as_tensor(exact.problem.parameters.sample(2, 0), device=device)
+    return [float(value) for value in exact.loss(w, y)]
+
+
 def describe_net(configuration: Any, problem: Problem) -> NetDescription:
     """The net of a configuration."""
     parameters = problem.parameters
-    mapped = configuration.map_inputs and isinstance(parameters, Uniform)
+    bounded = isinstance(parameters, Uniform) and configuration.map_inputs
     return NetDescription(
         name=configuration.net,
         parameters=parameters.dimension,
@@ -291,6 +300,6 @@ def describe_net(configuration: Any, problem: Problem) -> NetDescription:
         nodal=LOSSES[configuration.loss].nodal,
         rank=configuration.rank,
         blocks=configuration.blocks,
-        box=(parameters.lower, parameters.upper) if mapped and isinstance(parameters, Uniform) else None,
+        box=(parameters.lower, parameters.upper) if bounded else None,  # type: ignore[union-attr]
         level_decay=configuration.level_decay,
     )

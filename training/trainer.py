@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -53,7 +54,9 @@ def train(
     if resume:
         saved = runs.saved_configuration(folder)
         if configuration is not None:
-            runs.check_same(saved.record(), configuration.resolved().record(), str(folder))
+            given = configuration.resolved()
+            runs.check_same(saved.record(), given.record(), str(folder))
+            saved = replace(saved, **{name: getattr(given, name) for name in runs.FREE})
         configuration = saved
     if configuration is None:
         raise ValueError("a Configuration is needed, unless a run is resumed")
@@ -108,7 +111,7 @@ class Training:
         self.best = float("inf")
         self.metrics: Metrics | None = None
         self.stopped: str | None = None
-        self._interrupted = False
+        self._interrupted = self._stopping = False
         self._load_checkpoint()
 
     # ---- the loop
@@ -120,13 +123,13 @@ class Training:
         with display(self.step, total, not self._quiet) as screen, self._signals():
             self._say = screen.say
             try:
-                while self.step < total and self.stopped is None and not self._stop_asked():
+                while self.step < total and self.stopped is None and not self._told_to_stop():
                     rate = self._set_rate()
                     y, rows = self.samples.batch(self.step)
+                    if self.step % c.log_every == 0:
+                        self.loss.check(self.loss.batch(y, rows))  # of all processes, so that all stop
                     mine = self.world.share(len(y))
                     batch = self.loss.batch(y[mine], None if rows is None else rows[mine])
-                    if self.step % c.log_every == 0:
-                        self.loss.check(batch)
                     self.objective.take(batch, len(y))
                     outcome = self.stepper(self.objective)
                     if outcome.finite:
@@ -147,7 +150,7 @@ class Training:
                         improved = self._evaluate(log)
                     if self.step % (c.checkpoint_every * c.steps_per_epoch) == 0 or ended or improved:
                         self._save_checkpoint(improved)
-                if self._interrupted:
+                if self._stopping:
                     self._save_checkpoint(False)
                     raise KeyboardInterrupt(
                         f"interrupted after step {self.step} of {total}; "
@@ -256,6 +259,8 @@ class Training:
         content = self.checkpoints.newest(fits, self._say)
         if content is None:
             return
+        if self.world.leads:
+            self.checkpoints.refuse_after(content["step"])
         self.net.load_state_dict(content["net"])
         self.weights.load_state_dict(content["weights"])
         self.stepper.optimizer.load_state_dict(content["optimizer"])
@@ -264,10 +269,10 @@ class Training:
         self.best, self.stopped = content["best"], content["stopped"]
         self._say(f"resumed at step {self.step} of {self.configuration.total_steps}")
 
-    def _stop_asked(self) -> bool:
+    def _told_to_stop(self) -> bool:
         """Whether any process was told to stop: all stop after the same step."""
-        self._interrupted = self.world.any(self._interrupted, self.device)
-        return self._interrupted
+        self._stopping = self.world.any(self._interrupted, self.device)
+        return self._stopping
 
     def _signals(self) -> _StopSignals:
         def stop() -> None:

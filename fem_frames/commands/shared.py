@@ -16,7 +16,7 @@ from typing import Any
 from fem_frames.arrays import FORMULATIONS, FrameArrays
 from fem_frames.mesh import Floats
 from fem_frames.problem import REFINEMENTS, Problem
-from fem_frames.problems import PROBLEMS, make_problem
+from fem_frames.problems import PROBLEMS, make_problem, recorded_problem
 
 
 def declare(
@@ -101,7 +101,11 @@ def load_run(parsed: argparse.Namespace) -> Any:
     if parsed.set and parsed.problem is None:
         raise ValueError("--set goes with --problem; the problem of a run has the options it was trained with")
     problem = None if parsed.problem is None else make_problem(parsed.problem, **options_of(parsed.set))
-    return Surrogate.load(parsed.folder, problem)
+    surrogate = Surrogate.load(parsed.folder, problem)
+    refinement = surrogate.arrays.record.get("refinement")
+    if problem is not None and refinement not in (None, problem.refinement):
+        return Surrogate.load(parsed.folder, replace(problem, refinement=refinement))
+    return surrogate
 
 
 def check_new(path: Path, force: bool) -> None:
@@ -154,10 +158,10 @@ def frame_of(parsed: argparse.Namespace) -> tuple[FrameArrays, Problem]:
 
 
 def _recorded_problem(path: Path, arrays: FrameArrays) -> Problem:
-    name, options = arrays.record.get("problem"), arrays.record.get("options", {})
     try:
-        return make_problem(str(name), **options)
+        return recorded_problem(arrays.record)
     except ValueError as error:
+        name = arrays.record.get("problem")
         raise ValueError(
             f"{path} is a frame of the problem {name!r}, which cannot be made: {error}; give --problem"
         ) from error

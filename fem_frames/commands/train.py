@@ -58,11 +58,11 @@ def run(parsed: argparse.Namespace) -> None:
     if parsed.set:
         given["options"] = {**settings.get("options", {}), **options_of(parsed.set)}
     settings |= Configuration.checked(given, "the command line")
-    configuration = None
     if parsed.resume:
-        check_same(saved_configuration(parsed.out).record(), settings, str(parsed.out))
-    else:
-        configuration = Configuration(**settings)
+        saved = saved_configuration(parsed.out).record()
+        check_same(saved, settings, str(parsed.out))
+        settings = saved | settings
+    configuration = Configuration(**settings)
     result = train(configuration, parsed.out, resume=parsed.resume, force=parsed.force, quiet=parsed.quiet)
     if os.environ.get("RANK", "0") == "0":
         more = {"stopped": result["stopped"]} if result["stopped"] else {}
