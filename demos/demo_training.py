@@ -50,7 +50,7 @@ def configuration(loss, precision, epochs):
 #
 # All three losses are the same functional. What differs is what the optimizer sees: A_y has the condition number of a
 # fourth-order problem, HᵀA_yH and DᵀC_yD have that of a small matrix; and what is left of their digits in float16.
-# "Mixed" is float16 with master weights in float32; in pure float16, where the weights too lose small updates, the stable
+# "Mixed" is float16 with master weights in float32; in pure float16, where weights lose small updates too, the stable
 # loss works as well, but gains less.
 
 print(f"(LS) on four quarters, J = {J}, SOAP, {arguments.epochs // 3} steps of 64 fresh samples, tested against PETSc")

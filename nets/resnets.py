@@ -51,6 +51,8 @@ class CoefficientNet(nn.Module, ABC):
         _check(parameters, self.level_sizes, self.rank, self.blocks)
         lower, upper = ([-1.0] * parameters, [1.0] * parameters) if box is None else box
         low, high = (torch.as_tensor(ends, dtype=torch.float64) for ends in (lower, upper))
+        if len(low) != parameters or len(high) != parameters or not (low < high).all():
+            raise ValueError(f"the box from {list(lower)} to {list(upper)} is none of {parameters} parameters")
         # Not buffers, which would be rounded with the net: y is mapped before it is rounded to the net's precision.
         self._centre, self._half_width = (low + high) / 2, (high - low) / 2
         self._on_device: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}

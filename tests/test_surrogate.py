@@ -308,7 +308,7 @@ def test_train_evaluate_query_plot_and_export_by_command(tmp_path):
     assert found["ratio"] == pytest.approx(found["loss"] / found["floor"])
     y = ["--y", "1,0.8,1.4,0.7"]
     asked = json.loads(run_command("query", "run", *y, "--json", cwd=tmp_path).stdout)
-    assert set(asked) == {"error_bound", "loss", "iterations", "values"}
+    assert set(asked) == {"error_bound", "loss", "iterations", "values", "points"}
     assert asked["iterations"] == 0
     assert asked["error_bound"] == pytest.approx(asked["loss"] ** 0.5)
     assert {k: len(v) for k, v in asked["values"].items()} == {"u": 17, "sigma": 17}

@@ -61,7 +61,11 @@ def problem_of(c: Configuration, folder: Path) -> Problem:
         own = folder / FRAME  # the file it was copied from may have moved since
         record = FrameArrays.load(own if own.exists() else c.frame).record
     if c.problem:
-        problem = make_problem(c.problem, **c.options)
+        try:
+            problem = make_problem(c.problem, **c.options)
+        except ValueError as error:
+            hint = "; if it was made in Python, give it: train(…, problem=…)" if (folder / FRAME).exists() else ""
+            raise ValueError(f"{error}{hint}") from error
         refinement = c.refinement or record.get("refinement", problem.refinement)
         return problem if refinement == problem.refinement else replace(problem, refinement=refinement)
     try:
@@ -132,12 +136,9 @@ def make_surrogate(
     net = description.build(arrays, device, c.net_seed)
     if c.start_from is not None and not resumed:
         other = Surrogate.load(c.start_from, problem)
-        try:
-            net.load_state_dict(other.net.state_dict())
-        except RuntimeError as error:
-            raise ValueError(
-                f"the net in {c.start_from} is another one: {other.description} instead of {description}"
-            ) from error
+        if replace(other.description, precision=description.precision) != description:
+            raise ValueError(f"the net in {c.start_from} is another one: {other.description} instead of {description}")
+        net.load_state_dict(other.net.state_dict())
     return Surrogate(net, description, arrays, problem, {"configuration": c.record()})
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import json
 import math
+import numbers
 import textwrap
 import tomllib
 import types
@@ -141,6 +142,10 @@ class Configuration:
         settings = self.dtype_settings
         rate = RATES[self.optimizer] if self.rate is None else self.rate
         minimum = min(settings.minimum_rate, rate) if self.minimum_rate is None else self.minimum_rate
+        if minimum > rate:
+            raise ValueError(
+                f"minimum_rate is {minimum:g}, above the rate {rate:g}: it is the last rate, not the first"
+            )
         values = _values(self) | dict(
             **{name: _absolute(name, getattr(self, name)) for name in _PATHS},
             options=dict(self.options),
@@ -158,11 +163,21 @@ class Configuration:
             checkpoint_every=self.checkpoint_every or max(1, self.epochs // 20),
             log_every=self.log_every or max(1, self.epochs * steps // 1000),
         )
-        return Resolved(**values)
+        found = Resolved(**values)
+        try:
+            kept = tomllib.loads(found.to_toml()).get("options", {})
+        except tomllib.TOMLDecodeError:
+            kept = None
+        if kept != found.options:
+            raise ValueError(f"options are {found.options}; a run keeps them as TOML, which has no such values")
+        return found
 
     def record(self) -> dict[str, Any]:
         """All settings, as JSON has them."""
-        return dict(json.loads(json.dumps(_values(self))))
+        try:
+            return dict(json.loads(json.dumps(_values(self))))
+        except TypeError as error:
+            raise ValueError(f"options are {self.options!r}; numbers, texts and lists are expected: {error}") from error
 
     def _check(self) -> None:
         for name, value in _values(self).items():
@@ -181,6 +196,18 @@ class Configuration:
         for name in _NOT_NEGATIVE:
             if getattr(self, name) is not None and getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must not be negative")
+        for name in (
+            "seed",
+            "net_seed",
+            "sample_seed",
+            "test_seed",
+            "batch",
+            "training_samples",
+            "test_samples",
+            "epochs",
+        ):
+            if (getattr(self, name) or 0) >= 2**31:
+                raise ValueError(f"{name} is {getattr(self, name)}; less than 2^31 is expected")
         for name in ("rate", "period"):
             if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; a positive number is expected")
@@ -213,12 +240,15 @@ class Configuration:
         for name, value in _values(self).items():
             if isinstance(value, Mapping):
                 tables += (
-                    [f"\n[{name}]", *(f"{_key(key)} = {json.dumps(entry)}" for key, entry in value.items())]
+                    [
+                        f"\n[{name}]",
+                        *(f"{_key(key)} = {json.dumps(entry, ensure_ascii=False)}" for key, entry in value.items()),
+                    ]
                     if value
                     else []
                 )
             elif value is not None:
-                lines += [f"{name} = {json.dumps(value)}"]
+                lines += [f"{name} = {json.dumps(value, ensure_ascii=False)}"]
         return "\n".join([*lines, *tables]) + "\n"
 
     @classmethod
@@ -287,7 +317,8 @@ def _values(configuration: Configuration) -> dict[str, Any]:
 
 
 def _key(name: str) -> str:
-    return name if name.replace("_", "").replace("-", "").isalnum() else json.dumps(name)
+    plain = name.isascii() and name.replace("_", "").replace("-", "").isalnum()
+    return name if plain else json.dumps(name, ensure_ascii=False)
 
 
 @cache
@@ -332,9 +363,12 @@ def _convert(name: str, value: Any) -> Any:
         if value not in choices:
             raise ValueError(f"{name} is {value!r}; choose from {', '.join(choices)}")
         return value
-    fits = isinstance(value, Mapping) if kind is dict else isinstance(value, kind)
-    if kind is float:
-        fits = isinstance(value, int | float) and math.isfinite(value)
+    if kind is dict:
+        fits = isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
+    elif kind is float:
+        fits = isinstance(value, numbers.Real) and math.isfinite(value)
+    else:
+        fits = isinstance(value, numbers.Integral if kind is int else kind)
     if not fits or (isinstance(value, bool) and kind is not bool):
         raise ValueError(f"{name} is {value!r}; {_WORDS[kind]} is expected")
     return kind(value)

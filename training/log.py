@@ -18,12 +18,20 @@ LOG = "log.jsonl"
 
 
 def read_log(path: str | Path) -> list[dict[str, Any]]:
-    """The records of a log; a last line that was cut short is left out."""
+    """The records of a log; lines that are none, such as a last one that was cut short, are left out."""
     found = []
-    for line in Path(path).read_text().splitlines():
+    for line in Path(path).read_text(errors="replace").splitlines():
         with contextlib.suppress(ValueError):
             found.append(json.loads(line))
-    return [record for record in found if isinstance(record, dict)]
+    return [record for record in found if _is_record(record)]
+
+
+def _is_record(record: Any) -> bool:
+    """Whether it is what `RunLog` writes: a step, with a loss or with the metrics of a test."""
+    if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+        return False
+    test = record.get("test")
+    return isinstance(record.get("loss", 0.0), float | int | None) if test is None else {"loss", "floor"} <= set(test)
 
 
 class RunLog:

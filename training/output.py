@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,10 @@ def write_fields(arrays: FrameArrays, fields: Mapping[str, Floats], path: Path) 
             from fem_frames import dolfinx_door as door
         except ImportError as error:
             raise ValueError(f"{path} needs DOLFINx, which is absent: write a .vtu file instead") from error
-        door.write_xdmf(path, arrays.points, arrays.levels[-1].cells, **fields)
+        with tempfile.TemporaryDirectory(dir=path.resolve().parent, prefix=".") as place:
+            door.write_xdmf(Path(place) / path.name, arrays.points, arrays.levels[-1].cells, **fields)
+            for made in sorted(Path(place).iterdir()):  # the .h5 file first
+                made.replace(path.resolve().parent / made.name)
         return
     try:
         import meshio

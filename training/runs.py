@@ -97,8 +97,8 @@ class HeldRun:
             _put_back(self._folder)
         elif not self._begun:
             _clear(self._folder)
+            (self._folder / LOCK).unlink(missing_ok=True)
             if self._made:
-                (self._folder / LOCK).unlink(missing_ok=True)
                 self._folder.rmdir()
         self._lock.close()
 
@@ -131,8 +131,7 @@ def open_run(folder: Path, configuration: Configuration, resume: bool, force: bo
     known = folder.is_dir() and (folder / SETTINGS).exists()
     made = not folder.exists()
     if not made:
-        ours = (*FILES, *FOLDERS, ASIDE, REMOVED)
-        foreign = sorted(p.name for p in folder.iterdir() if p.name not in ours and not _is_rest(p))
+        foreign = sorted(p.name for p in folder.iterdir() if p.name not in (LOCK, REMOVED) and not _is_rest(p))
         if foreign and not known:
             raise ValueError(f"{folder} holds {foreign[0]}, which is not of a run: choose another --out")
         if known and not resume and not force:
@@ -160,7 +159,7 @@ def open_run(folder: Path, configuration: Configuration, resume: bool, force: bo
 
 def write_result(folder: Path, result: Mapping[str, Any]) -> None:
     with written_whole(folder / RESULT) as file:
-        file.write(json.dumps(result, indent=2).encode())
+        file.write(json.dumps(result, indent=2, allow_nan=False).encode())
 
 
 def _is_rest(path: Path) -> bool:

@@ -6,6 +6,7 @@ B samples, p parameters, Nhat frame coefficients, N points.
 from __future__ import annotations
 
 import contextlib
+import numbers
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -127,7 +128,7 @@ class Surrogate:
 
     def improve(self, y: npt.ArrayLike | Tensor, tol: float, max_iterations: int = 1000) -> Improved:
         """Conjugate gradients in frame coordinates, from the net's answer, until the error bound is below tol."""
-        if not isinstance(tol, int | float) or not 0 < tol < float("inf"):
+        if not isinstance(tol, numbers.Real) or not 0 < tol < float("inf"):
             raise ValueError(f"tol is {tol!r}; a positive bound for the error is expected")
         exact, samples = self.formulation, self._exact_samples(y)
         start = self.coefficients(y)
@@ -146,10 +147,11 @@ class Surrogate:
             least = (
                 f"the mesh allows no smaller one: train with more levels than {self.arrays.finest_level}"
                 if exact.name == "least-squares" and float(found.residual[sample]) < 1e-6
-                else f"after {int(found.iterations[sample])} iterations; try a larger tol"
+                else "rounding allows no smaller one: try a larger tol"
             )
             raise ConvergenceError(
-                f"the error bound of sample {sample} is {float(bound[sample]):.2e}, above tol = {tol:g}, and {least}",
+                f"the error bound of sample {sample} is {float(bound[sample]):.2e} after "
+                f"{int(found.iterations[sample])} iterations, above tol = {tol:g}; {least}",
                 result,
             )
         return result
@@ -210,6 +212,10 @@ class Surrogate:
         p = self.description.parameters
         if values.ndim != 2 or values.shape[1] != p or not np.isfinite(values).all():
             raise ValueError(f"y has shape {np.shape(given)}; finite values (B, {p}) or ({p},) are expected")
+        if self.description.box is not None:
+            box = Uniform(*self.description.box)
+            if box.outside(values).any():
+                raise ValueError(f"y is outside {box}, which the surrogate was trained for")
         return values
 
     # ---- files and other programs
@@ -237,8 +243,11 @@ class Surrogate:
         """Reads what `save` wrote; `problem` is needed for losses and bounds if it was defined in Python."""
         folder = Path(folder)
         if not (folder / NET).is_file():
-            hint = "it holds a run that has not saved one yet" if (folder / "configuration.toml").exists() else "no run"
-            raise ValueError(f"{folder} holds no surrogate ({hint}); `fem-frames train --out {folder}` makes one")
+            if (folder / "configuration.toml").exists():
+                raise ValueError(
+                    f"{folder} holds no surrogate yet: `fem-frames train --out {folder} --resume` ends the run"
+                )
+            raise ValueError(f"{folder} holds no surrogate; `fem-frames train --out {folder} …` makes one")
         content = load_tensors(folder / NET, KIND, VERSION)
         arrays = FrameArrays.load(folder / FRAME)
         try:
@@ -247,17 +256,21 @@ class Surrogate:
             description = NetDescription(**given)
             net = description.build(arrays, check_device(device))
             net.load_state_dict(content["weights"])
-        except (KeyError, TypeError, RuntimeError) as error:
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
             why = str(error).split("\n")[0]
             raise ValueError(
                 f"{folder / NET} does not fit {folder / FRAME}: {why}; one of them is another run's"
             ) from error
         if problem is not None:
+            if not isinstance(problem, Problem):
+                raise ValueError(
+                    f"problem is a {type(problem).__name__}; a Problem is expected, as make_problem gives it"
+                )
             arrays.check_problem(problem)
         else:
             with contextlib.suppress(ValueError):  # solutions can be had without
                 problem = recorded_problem(arrays.record, files=False)
-        return cls(net, description, arrays, problem, content["record"])
+        return cls(net, description, arrays, problem, content.get("record"))
 
     def to_function(self, y: npt.ArrayLike | Tensor, field: str = "u", comm: Any = None) -> Any:
         """A DOLFINx function on the finest mesh, for one y; on all ranks of comm, by default this process alone."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 
 from fem_frames.formulations import make_formulation
@@ -30,6 +31,13 @@ from training.metrics import Metrics, evaluate
 from training.objective import Objective
 from training.optimizers import LINE_SEARCH, cosine_rate, make_stepper
 from training.precision import MasterWeights, Weights
+from training.surrogate import fingerprint
+
+CONTENT = {
+    *("step", "net", "weights", "optimizer", "random", "seconds", "skipped", "best", "stopped"),
+    *("configuration", "fingerprint", "versions"),
+}
+"""What a checkpoint has in it."""
 
 
 class TrainingError(RuntimeError):
@@ -58,14 +66,19 @@ def train(
             runs.check_same(saved.record(), given.record(), str(folder))
             saved = replace(saved, **{name: getattr(given, name) for name in runs.FREE})
         configuration = saved
-    if configuration is None:
-        raise ValueError("a Configuration is needed, unless a run is resumed")
+    if not isinstance(configuration, Configuration):
+        raise ValueError("a Configuration is needed, unless a run is resumed: Configuration(problem=…, levels=…)")
+    if problem is not None and not configuration.problem:
+        configuration = replace(configuration, problem=problem.name)
     resolved = configuration.resolved()
     device = assembly.choose_device(configuration.device)
     world = World.join(device)
     held = runs.open_run(folder, resolved, resume, force) if world.leads else None
     try:
-        training = Training(resolved, folder, device, world, problem, quiet or not world.leads)
+        try:
+            training = Training(resolved, folder, device, world, problem, quiet or not world.leads)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"interrupted before the first step; {folder} is as it was before") from None
         if held is not None:
             held.begin()
         return training.run()
@@ -112,6 +125,7 @@ class Training:
         self.metrics: Metrics | None = None
         self.stopped: str | None = None
         self._interrupted = self._stopping = False
+        self._fingerprint = fingerprint(self.surrogate.formulation)
         self._load_checkpoint()
 
     # ---- the loop
@@ -157,7 +171,7 @@ class Training:
                         f"fem-frames train --out {self.folder} --resume goes on"
                     )
                 if self.metrics is None:
-                    self._evaluate(log)
+                    self._evaluate(None)
                 return self._finish(log)
             finally:
                 if log is not None:
@@ -178,13 +192,14 @@ class Training:
 
     def _diverged(self, loss: float) -> TrainingError:
         c = self.configuration
-        advice = {
-            "bpx": "the stable loss",
-            "nodal": "the stable loss",
-        }.get(c.loss, "mixed precision (--mixed)" if c.precision == "float16" and not c.mixed else "a wider precision")
+        half = c.precision in ("float16", "bfloat16")
+        advice = ["the stable loss"] if c.loss in ("bpx", "nodal") else []
+        advice += ["mixed precision (--mixed)"] if half and not c.mixed else []
+        advice += [f"a smaller rate than {c.rate:g}", "float32" if half else "float64"]
+        kept = f"; checkpoints are kept in {self.folder}" if self.checkpoints.steps() else ""
         return TrainingError(
             f"loss or gradient is not finite at step {self.step + 1} in {c.precision} (loss {loss:.3g}): no step was "
-            f"taken; try {advice}, a smaller rate than {c.rate:g}, or float32; checkpoints are kept in {self.folder}"
+            f"taken; try {', '.join(advice[:-1])} or {advice[-1]}{kept}"
         )
 
     def _evaluate(self, log: RunLog | None) -> bool:
@@ -248,12 +263,16 @@ class Training:
             "best": self.best,
             "stopped": self.stopped,
             "configuration": self.configuration.record(),
+            "fingerprint": self._fingerprint,
             "versions": runs.versions(),
         }
         self.checkpoints.save(self.step, content, best)
 
     def _load_checkpoint(self) -> None:
         def fits(content: dict[str, Any]) -> None:
+            missing = sorted(CONTENT - set(content))
+            if missing:
+                raise ValueError(f"the checkpoint lacks {missing[0]}")
             runs.check_same(content["configuration"], self.configuration.record(), "the checkpoint")
 
         content = self.checkpoints.newest(fits, self._say)
@@ -261,6 +280,11 @@ class Training:
             return
         if self.world.leads:
             self.checkpoints.refuse_after(content["step"])
+        if not np.allclose(content["fingerprint"], self._fingerprint, rtol=1e-8, atol=0):
+            raise ValueError(
+                f"the problem {self.surrogate.problem.name} is not the one that {self.folder} was trained for, its "
+                "coefficient or source is another; if it was made in Python, give it again: train(…, problem=…)"
+            )
         self.net.load_state_dict(content["net"])
         self.weights.load_state_dict(content["weights"])
         self.stepper.optimizer.load_state_dict(content["optimizer"])

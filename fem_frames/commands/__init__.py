@@ -66,6 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _fail(str(error) or "interrupted; what was finished is kept", 130)
     except ValueError as error:
         _fail(str(error), 2)
+    except BrokenPipeError:  # who read the output has enough of it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except Exception as error:
         _fail(f"{type(error).__name__}: {' '.join(str(error).split())}", 1)
     return 0
@@ -77,7 +80,10 @@ def _fail(message: str, code: int) -> NoReturn:
     alike = parallel and _all_failed(mpi.COMM_WORLD)
     if os.environ.get("FEM_FRAMES_TRACEBACK"):
         traceback.print_exc()
-    if not alike or mpi.COMM_WORLD.rank == 0:
+    rank = os.environ.get("RANK", "0")  # of torchrun
+    if rank != "0" and code == 2:
+        time.sleep(1.0)  # the first process says the same
+    elif not alike or mpi.COMM_WORLD.rank == 0:
         print(f"fem-frames: {message}", file=sys.stderr, flush=True)
     if parallel and not alike:
         time.sleep(0.5)  # mpirun drops output that it has not passed on when a rank aborts

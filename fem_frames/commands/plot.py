@@ -30,12 +30,14 @@ def run(parsed: argparse.Namespace) -> None:
     from fem_frames.solution_plots import RunCurve, SolutionPanel, plot_runs
     from training.log import LOG, read_log
 
+    names = [folder.resolve().name for folder in parsed.runs]
+    labels = {f: name if names.count(name) == 1 else str(f) for f, name in zip(parsed.runs, names, strict=True)}
     curves, panels = [], []
     for folder in parsed.runs:
         if not (folder / LOG).is_file():
             raise ValueError(f"{folder} holds no run: there is no {LOG} in it")
         records = read_log(folder / LOG)
-        curves.append(RunCurve.from_records(_label(folder), records))
+        curves.append(RunCurve.from_records(labels[folder], records))
     with_solutions = [folder for folder in parsed.runs if parsed.samples]
     for folder in with_solutions:
         surrogate = load_run(argparse.Namespace(folder=folder, problem=parsed.problem, set=parsed.set))
@@ -44,11 +46,7 @@ def run(parsed: argparse.Namespace) -> None:
         y = surrogate.problem.parameters.sample(parsed.samples, parsed.seed)
         reference = reference_solutions(surrogate.formulation, y)
         values = {name: v.double().cpu().numpy() for name, v in surrogate(y).items()}
-        panels.append(SolutionPanel(_label(folder), surrogate.arrays, y, values, reference.fields))
+        panels.append(SolutionPanel(labels[folder], surrogate.arrays, y, values, reference.fields))
     plot_runs(curves, panels, parsed.out)
     last = {curve.label: curve.test_loss[-1] if curve.test_loss else None for curve in curves}
-    show({"out": str(parsed.out), **({"runs": last} if parsed.json else last)}, parsed.json)
-
-
-def _label(folder: Path) -> str:
-    return folder.resolve().name
+    show({"out": str(parsed.out), "runs": last} if parsed.json else {**last, "picture": str(parsed.out)}, parsed.json)

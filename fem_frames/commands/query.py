@@ -36,6 +36,8 @@ def run(parsed: argparse.Namespace) -> None:
     if parsed.out is not None:
         check_format(parsed.out)
         check_new(parsed.out, parsed.force)
+        if parsed.out.suffix == ".xdmf":
+            check_new(parsed.out.with_suffix(".h5"), parsed.force)
     samples = surrogate.problem.check_parameters(y)
     if parsed.tol is None:
         values, iterations = surrogate(samples), 0
@@ -59,6 +61,7 @@ def run(parsed: argparse.Namespace) -> None:
     record: dict[str, Any] = {"error_bound": float(bound[0]), "loss": float(loss[0]), "iterations": iterations}
     if parsed.json:
         record["values"] = {name: value.tolist() for name, value in fields.items()}
+        record["points"] = surrogate.arrays.points.tolist()
     else:
         for name, value in fields.items():
             record[name] = f"{len(value)} values from {value.min():.6g} to {value.max():.6g}"

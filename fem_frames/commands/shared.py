@@ -100,12 +100,11 @@ def load_run(parsed: argparse.Namespace) -> Any:
 
     if parsed.set and parsed.problem is None:
         raise ValueError("--set goes with --problem; the problem of a run has the options it was trained with")
-    problem = None if parsed.problem is None else make_problem(parsed.problem, **options_of(parsed.set))
-    surrogate = Surrogate.load(parsed.folder, problem)
-    refinement = surrogate.arrays.record.get("refinement")
-    if problem is not None and refinement not in (None, problem.refinement):
-        return Surrogate.load(parsed.folder, replace(problem, refinement=refinement))
-    return surrogate
+    if parsed.problem is None:
+        return Surrogate.load(parsed.folder)
+    record = Surrogate.load(parsed.folder).arrays.record
+    options = options_of(parsed.set) if parsed.set else dict(record.get("options", {}))
+    return Surrogate.load(parsed.folder, recorded_problem({**record, "problem": parsed.problem, "options": options}))
 
 
 def check_new(path: Path, force: bool) -> None:
@@ -189,12 +188,20 @@ def options_of(settings: Iterable[str]) -> dict[str, Any]:
 def show(record: Mapping[str, Any], as_json: bool) -> None:
     """The result of a command: JSON for scripts, aligned lines for people."""
     if as_json:
-        print(json.dumps(record))
+        print(json.dumps(plain(record), allow_nan=False))
         return
     width = max(len(key) for key in record)
     for key, value in record.items():
         text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
+        text = f"{value:.6g}" if isinstance(value, float) else text
         print(f"{key.replace('_', ' '):{width}}  {text}")
+
+
+def plain(value: Any) -> Any:
+    """The same as JSON has it, which knows neither NaN nor infinity."""
+    if isinstance(value, Mapping):
+        return {key: plain(entry) for key, entry in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def show_rows(
@@ -215,9 +222,7 @@ def show_rows(
             cells = ["-" if row[key] is None else format(row[key], form) for key, form in columns.items()]
             print("  ".join(f"{cell:>{_width(key)}}" for key, cell in zip(columns, cells, strict=True)), flush=True)
     if as_json:
-        # JSON has no NaN and no infinity.
-        plain = [{k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in r.items()} for r in found]
-        print(json.dumps({**record, "rows": plain}, allow_nan=False))
+        print(json.dumps({**record, "rows": [plain(row) for row in found]}, allow_nan=False))
     return found
 
 

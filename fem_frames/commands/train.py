@@ -51,6 +51,9 @@ def run(parsed: argparse.Namespace) -> None:
     from training.runs import check_same, saved_configuration
     from training.trainer import train
 
+    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
+        if int(os.environ.get(name, "1")) > 1:
+            raise ValueError("train is not for mpirun: use torchrun --nproc-per-node N --no-python fem-frames train …")
     if parsed.resume and parsed.force:
         raise ValueError("--resume goes on with a run, --force replaces it: give one of them")
     settings = Configuration.from_toml(parsed.config) if parsed.config is not None else {}
@@ -66,4 +69,6 @@ def run(parsed: argparse.Namespace) -> None:
     result = train(configuration, parsed.out, resume=parsed.resume, force=parsed.force, quiet=parsed.quiet)
     if os.environ.get("RANK", "0") == "0":
         more = {"stopped": result["stopped"]} if result["stopped"] else {}
-        show({name: result[name] for name in SHOWN} | more, parsed.json)
+        if not parsed.json and result["test"]:
+            more = {"MRE": result["test"]["mre"], **more}
+        show({name: result[name] for name in SHOWN if parsed.json or result[name] is not None} | more, parsed.json)
