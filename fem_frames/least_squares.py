@@ -128,6 +128,8 @@ class LeastSquares(Formulation):
         self._spread_root = self._as_data(np.sqrt(square) / d)
         self._offsets = self._as_data((tables.quadrature_points(arrays) - arrays.centres[:, None]) / d)
         self._volume_roots = self._as_data(np.sqrt(arrays.volumes))[:, None]  # (K, 1)
+        if not callable(problem.source):
+            self._fixed_source = float(problem.source) * self._volume_roots
 
     def R(self, y: Tensor) -> FluxResidual:
         """R_y, of which C_y = R_yᵀ R_y."""
@@ -162,7 +164,9 @@ class LeastSquares(Formulation):
         return loss + self.oscillation(y), residual
 
     def oscillation(self, y: Tensor) -> Tensor:
-        """(B,) ‖f - f̄‖², f̄ the means over cells: the part of the loss that no discrete flux can change."""
+        """(B,) or (1,) ‖f - f̄‖², f̄ the means over cells: the part of the loss that no discrete flux can change."""
+        if not callable(self.problem.source):
+            return torch.zeros(1, dtype=self.wide, device=self.frame.device)
         f = self.source(y)
         if f.shape[1] == 1:
             return f.new_zeros(self.check_parameters(y).shape[0])
@@ -187,5 +191,7 @@ class LeastSquares(Formulation):
         return torch.zeros(1, self.frame.frame_size, dtype=self.frame.dtype, device=self.frame.device)
 
     def scaled_source(self, y: Tensor) -> Tensor:
-        """(K, B) means of f over cells, times |T|^{1/2}."""
-        return self._volume_roots * self.mean(self.source(y))
+        """(K, B) or, for a number, (K, 1) means of f over cells, times |T|^{1/2}."""
+        if callable(self.problem.source):
+            return self._volume_roots * self.mean(self.source(y))
+        return self._fixed_source

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -180,21 +181,10 @@ class LevelRecursion(RowOperator):
         self.shape = (tables[-1].shape[0], sum(map(sum, sizes)))
         self.dtype, self.device = dtype, device
         self.hint = "was the net built with frame.level_sizes?"
-        levels = len(tables)
-        # The pieces of w, and their places in its order by level, then by field.
-        self._sizes = [size for sizes_of_field in sizes for size in sizes_of_field]
-        order = [list(range(j, len(self._sizes), levels)) for j in range(levels)]
-        joined = 0
-        first = tables[0]
-        while (
-            joined + 1 < levels
-            and tables[joined + 1].shape[0] * sum(self._sizes[k] for j in range(joined + 2) for k in order[j])
-            <= self.SMALL
-        ):
-            joined += 1
-            first = tables[joined].after(first)
-        tables = [first, *tables[joined + 1 :]]
-        self._order = [[k for own in order[: joined + 1] for k in own], *order[joined + 1 :]]
+        joined, tables = _join_coarse(tables, sizes, self.SMALL)
+        sizes = [[sum(own[:joined]), *own[joined:]] for own in sizes]
+        self._sizes = [size for own in sizes for size in own]
+        self._level_sizes = [[own[j] for own in sizes] for j in range(len(tables))]
         self._tables = [RowsProduct(table, dtype, device) for table in tables]
         # M_jᵀ in two parts: rows of similar length share the work of threads evenly.
         self._to_parents: list[RowsProduct] = []
@@ -205,21 +195,38 @@ class LevelRecursion(RowOperator):
             self._to_coefficients.append(RowsProduct(transposed.part(before, table.shape[1]), dtype, device))
 
     def rows(self, w: Tensor) -> Tensor:
-        pieces = w.split(self._sizes)
+        pieces, count = w.split(self._sizes), len(self._tables)
         state = w[:0]
-        for table, order in zip(self._tables, self._order, strict=True):
-            state = table(torch.cat([state, *(pieces[k] for k in order)]))
+        for j, table in enumerate(self._tables):
+            state = table(torch.cat([state, *pieces[j::count]]))
         return state
 
     def rows_transposed(self, state: Tensor) -> Tensor:
+        count = len(self._tables)
         pieces: list[Tensor] = [state] * len(self._sizes)
-        for j, order in reversed(list(enumerate(self._order))):
-            found = self._to_coefficients[j](state).split([self._sizes[k] for k in order])
-            for k, piece in zip(order, found, strict=True):
-                pieces[k] = piece
+        for j in reversed(range(count)):
+            pieces[j::count] = self._to_coefficients[j](state).split(self._level_sizes[j])
             if j:
                 state = self._to_parents[j](state)
         return torch.cat(pieces)
+
+
+def _join_coarse(tables: Sequence[Rows], sizes: Sequence[Sequence[int]], limit: int) -> tuple[int, list[Rows]]:
+    """How many of the coarsest levels become one, and the tables with one for these, columns by field, then level."""
+    joined, first = 1, tables[0]
+    while joined < len(tables) and tables[joined].shape[0] * sum(sum(own[: joined + 1]) for own in sizes) <= limit:
+        first = tables[joined].after(first)
+        joined += 1
+    # `after` puts levels one after the other; w has field after field.
+    blocks = [[(j, k) for k in range(len(sizes))] for j in range(joined)]
+    by_level = [block for own in blocks for block in own]
+    by_field = sorted(by_level, key=lambda block: (block[1], block[0]))
+    start, place = 0, {}
+    for j, k in by_field:
+        place[j, k] = start
+        start += sizes[k][j]
+    moved = [np.arange(sizes[k][j]) + place[j, k] for j, k in by_level]
+    return joined, [first.with_columns(np.concatenate(moved)), *tables[joined:]]
 
 
 class FrameSynthesis(LevelRecursion):

@@ -52,6 +52,11 @@ class Rows:
         row, column = np.nonzero(joined)
         return Rows.from_entries(row, column, joined[row, column], joined.shape)
 
+    def with_columns(self, places: Ints) -> Rows:
+        """The same rows with column c at places[c]."""
+        rows = np.repeat(np.arange(self.shape[0]), np.diff(self.starts))
+        return Rows.from_entries(rows, places[self.columns], self.weights, self.shape)
+
     def part(self, first: int, last: int) -> Rows:
         """The rows first, …, last - 1."""
         entries = slice(self.starts[first], self.starts[last])
