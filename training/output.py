@@ -81,7 +81,7 @@ def export_net(net: CoefficientNet, parameters: int, path: Path) -> None:
     part = path.with_name(f".{os.getpid()}.{path.name}")
     try:
         if path.suffix == ".pt2":
-            torch.export.save(torch.export.export(net, example, dynamic_shapes=shapes), part)
+            torch.export.save(torch.export.export(net, example, dynamic_shapes=shapes, strict=False), part)
         else:
             try:
                 import onnx  # noqa: F401
