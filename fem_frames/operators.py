@@ -173,7 +173,7 @@ class LevelRecursion(RowOperator):
     levels, where a product costs less than its call, are one product.
     """
 
-    SMALL = 2**18  # entries of the dense matrix up to which coarse levels are joined
+    SMALL = 2**12  # entries of the dense matrix up to which coarse levels are joined: sums have to stay short
 
     def __init__(
         self, tables: Sequence[Rows], sizes: Sequence[Sequence[int]], dtype: torch.dtype, device: torch.device

@@ -371,7 +371,7 @@ def test_a_run_that_ended_is_reported_again(tmp_path):
 def test_pure_precision_stops_before_a_bad_step_and_says_what_to_try(tmp_path):
     c = Configuration(**SMALL, precision="float16", loss="bpx", optimizer="sgd", rate=1e3, epochs=50)
     with pytest.raises(
-        TrainingError, match=r"is not finite at step \d+ in float16.*try the stable loss, a smaller rate"
+        TrainingError, match=r"is not finite at step \d+ in float16.*try the stable loss, .*, a smaller rate"
     ):
         train(c, tmp_path / "run", quiet=True)
 
@@ -408,18 +408,12 @@ def test_a_coefficient_that_is_not_positive_is_found(tmp_path):
 
 
 def torchrun(processes, port):
-    return [
-        *(
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--nproc-per-node",
-            str(processes),
-            "--master-port",
-            str(port),
-        ),
-        *("-m", "fem_frames.commands"),
-    ]
+    try:
+        torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False, use_libuv=True)
+    except RuntimeError as error:  # as Debian 13 packages torch
+        pytest.skip(f"torchrun does not work here: {error}")
+    launcher = [sys.executable, "-m", "torch.distributed.run"]
+    return [*launcher, f"--nproc-per-node={processes}", f"--master-port={port}", "-m", "fem_frames.commands"]
 
 
 def free_port():
