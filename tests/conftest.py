@@ -31,6 +31,16 @@ def shared_path(tmp_path: Path) -> Path:
     return Path(MPI.COMM_WORLD.bcast(str(tmp_path)))
 
 
+@pytest.fixture(scope="session")
+def frame_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An exported frame: runs that start from it need no DOLFINx, and start faster."""
+    from frames import case
+
+    path = tmp_path_factory.mktemp("frames") / "quarters.npz"
+    case("interval, LS")[1].save(path)
+    return path
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     if MPI.COMM_WORLD.rank > 0:  # rank 0 reports; a failure elsewhere is shown by the hook below

@@ -10,7 +10,6 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from frames import case
@@ -24,14 +23,6 @@ from training.log import read_log
 
 pytestmark = pytest.mark.serial
 SMALL = dict(problem="quarters", formulation="least-squares", levels=4, rank=4, blocks=2, test_samples=16)
-
-
-@pytest.fixture(scope="module")
-def frame_file(tmp_path_factory):
-    """An exported frame: runs that start from it need no DOLFINx, and start faster."""
-    path = tmp_path_factory.mktemp("frames") / "quarters.npz"
-    case("interval, LS")[1].save(path)
-    return path
 
 
 def weights_of(folder):
@@ -402,81 +393,3 @@ def test_a_coefficient_that_is_not_positive_is_found(tmp_path):
     c = Configuration(problem="mine", levels=3, epochs=2000, test_samples=0, log_every=1, batch=8)
     with pytest.raises(ValueError, match="a_y must be positive"):
         train(c, tmp_path / "run", problem=problem, quiet=True)
-
-
-# ---- several processes
-
-
-def torchrun(processes, port):
-    try:
-        torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False, use_libuv=True)
-    except RuntimeError as error:  # as Debian 13 packages torch
-        pytest.skip(f"torchrun does not work here: {error}")
-    launcher = [sys.executable, "-m", "torch.distributed.run"]
-    return [*launcher, f"--nproc-per-node={processes}", f"--master-port={port}", "-m", "fem_frames.commands"]
-
-
-def free_port():
-    import socket
-
-    with socket.socket() as s:
-        s.bind(("localhost", 0))
-        return s.getsockname()[1]
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "epochs", "more"),
-    [
-        ("adam", 30, []),
-        ("sgd", 30, []),
-        ("soap", 12, []),
-        ("lbfgs", 3, ["--training-samples", 33]),
-        ("ngd", 3, ["--training-samples", 33]),
-    ],
-)
-def test_two_processes_take_the_steps_of_one(tmp_path, frame_file, optimizer, epochs, more):
-    options = [
-        *("train", "--frame", frame_file, "--optimizer", optimizer, "--epochs", epochs, "--precision", "float64"),
-        *("--rank", 4, "--log-every", 1, "--test-samples", 0, "--quiet", "--json", *more),
-    ]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    one = run_command(*options, "--out", tmp_path / "one")
-    two = run_command(*options, "--out", tmp_path / "two", start=torchrun(2, free_port()), env=env)
-    losses = [
-        np.array([r["loss"] for r in read_log(tmp_path / name / "log.jsonl") if "loss" in r]) for name in ("one", "two")
-    ]
-    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
-    assert len(losses[0]) == epochs
-    for done in (one, two):  # one object, by the first process alone
-        assert json.loads(done.stdout)["steps"] == epochs
-    assert result_of(tmp_path / "two")["processes"] == 2
-
-
-def test_when_one_process_dies_the_job_ends(tmp_path, frame_file):
-    out = tmp_path / "run"
-    command = [*torchrun(2, free_port()), "train", "--frame", str(frame_file), "--out", str(out)]
-    job = subprocess.Popen(
-        [*command, "--epochs", "1000000", "--test-samples", "0", "--log-every", "1", "--checkpoint-every", "20"],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    while not Checkpoints(out / "checkpoints").steps():
-        assert job.poll() is None, job.communicate()[1]
-        time.sleep(0.05)
-    children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(job.pid)], capture_output=True, text=True, check=True)
-    workers = [int(pid) for pid in children.stdout.split()]
-    os.kill(workers[-1], signal.SIGKILL)
-    job.communicate(timeout=120)
-    assert job.returncode != 0
-    time.sleep(0.2)
-    assert not any(os.path.exists(f"/proc/{pid}/exe") for pid in workers)
-    assert Checkpoints(out / "checkpoints").steps()
-
-
-def test_a_batch_too_small_for_the_processes_is_refused(tmp_path, frame_file):
-    options = ["train", "--frame", frame_file, "--batch", 1, "--out", tmp_path / "run", "--test-samples", 0]
-    done = run_command(*options, start=torchrun(2, free_port()), check=False)
-    assert done.returncode != 0
-    assert "batch is 1, but there are 2 processes" in done.stderr
