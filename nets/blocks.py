@@ -3,7 +3,7 @@
 Inside a net the batch is last, z (n, B): products with tall matrices are then twice as fast, and the frame's operators
 take the result as it is. In half precision products are summed in float32 and rounded once, as tensor cores do.
 
-B samples, n width, r rank, p parameters.
+B samples, n width, r rank, p parameters, G nets of one shape.
 """
 
 from __future__ import annotations
@@ -16,44 +16,54 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 def affine(A: Tensor, x: Tensor, offset: Tensor) -> Tensor:
-    """offset + A x for x (n, B) and offset (m, B) or (m, 1)."""
+    """offset + A x for x (n, B) and offset (m, B) or (m, 1), or for G of each."""
+    product = torch.addmm if A.ndim == 2 else torch.baddbmm
     if A.dtype in HALF and A.device.type == "cpu":
         # A CPU without half arithmetic multiplies ten times slower in half than in float32.
-        return torch.addmm(offset.float(), A.float(), x.float()).to(A.dtype)
-    return torch.addmm(offset, A, x)
+        return product(offset.float(), A.float(), x.float()).to(A.dtype)
+    return product(offset, A, x)
 
 
 class Dense(nn.Module):
-    """x ↦ s(W x + b), R^p -> R^n."""
+    """x ↦ s(W x + b), R^p -> R^n, of one net or of G."""
 
-    def __init__(self, inputs: int, width: int) -> None:
+    def __init__(self, inputs: int, width: int, *nets: int) -> None:
         super().__init__()
-        self.W, self.b = _matrix(width, inputs), _zeros(width)
+        self.W, self.b = _matrix(*nets, width, inputs), _bias(*nets, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.silu(affine(self.W, x, self.b[:, None]))
+        return functional.silu(affine(self.W, x, _column(self.b)))
 
 
 class ResBlock(nn.Module):
-    """z ↦ z + A s(W z + b) + c on R^n, with A and W of rank r.
+    """z ↦ z + A s(W z + b) + c on R^n, with A and W of rank r, of one net or of G.
 
     The paper prints one bias, b; its parameter counts are those of two.
     """
 
-    def __init__(self, width: int, rank: int) -> None:
+    def __init__(self, width: int, rank: int, *nets: int) -> None:
         super().__init__()
         rank = min(rank, width)
-        self.W, self.b = _matrix(rank, width), _zeros(rank)
-        self.A, self.c = _matrix(width, rank), _zeros(width)
+        self.W, self.b = _matrix(*nets, rank, width), _bias(*nets, rank)
+        self.A, self.c = _matrix(*nets, width, rank), _bias(*nets, width)
 
     def forward(self, z: Tensor) -> Tensor:
-        inner = functional.silu(affine(self.W, z, self.b[:, None]))  # (r, B)
-        return affine(self.A, inner, z + self.c[:, None])
+        inner = functional.silu(affine(self.W, z, _column(self.b)))  # (·, r, B)
+        return affine(self.A, inner, z + _column(self.c))
 
 
-def _matrix(rows: int, columns: int) -> nn.Parameter:
-    return nn.Parameter(torch.empty(rows, columns))
+MATRICES = ("W", "A")
+"""Names of parameters that are matrices, or G of them; the others are biases."""
 
 
-def _zeros(size: int) -> nn.Parameter:
-    return nn.Parameter(torch.zeros(size))
+def _matrix(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.empty(shape))
+
+
+def _bias(*shape: int) -> nn.Parameter:
+    """(n,), or (G, n, 1): what has three axes belongs to G nets."""
+    return nn.Parameter(torch.zeros(shape if len(shape) == 1 else (*shape, 1)))
+
+
+def _column(bias: Tensor) -> Tensor:
+    return bias if bias.ndim == 3 else bias[:, None]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fem_frames.operators import Prolongation
-from nets.blocks import HALF, Dense, ResBlock
+from nets.blocks import HALF, MATRICES, Dense, ResBlock
 
 Sizes = Mapping[str, Sequence[int]]
 Prolongations = Mapping[str, Sequence[Prolongation]]
@@ -99,12 +99,13 @@ class CoefficientNet(nn.Module, ABC):
         """Xavier's normal distribution for matrices, zero for biases; the same numbers in every precision."""
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
-            for parameter in self.parameters():
-                if parameter.ndim == 1:
+            for name, parameter in self.named_parameters():
+                if name.rpartition(".")[2] not in MATRICES:
                     parameter.zero_()
-                else:
-                    values = torch.empty(parameter.shape, dtype=torch.float64)
-                    parameter.copy_(nn.init.xavier_normal_(values, generator=generator))
+                    continue
+                for matrix in parameter.view(-1, *parameter.shape[-2:]):
+                    values = torch.empty(matrix.shape, dtype=torch.float64)
+                    matrix.copy_(nn.init.xavier_normal_(values, generator=generator))
 
     def parameter_count(self) -> int:
         return sum(p.numel() for p in self.parameters())
@@ -145,13 +146,14 @@ class SeparateFrameNets(CoefficientNet):
     """A net for every field and level, that starts on the coarsest level; blocks follow each prolongation.
 
     Before the first prolongation there are none, unlike in the paper's figure: its parameter count says so.
+    All nets that pass a level have blocks of one shape there, and are evaluated together.
     """
 
     name = "separate-frame"
     default_blocks = 4
 
     def build(self, parameters: int, prolongations: Prolongations | None) -> None:
-        self.nets = nn.ModuleList()
+        self.nets = nn.ModuleList()  # one of `LevelNets` for each field
         for field, sizes in self.level_sizes.items():
             steps = [] if prolongations is None else list(prolongations.get(field, []))
             if len(steps) != len(sizes) - 1:
@@ -160,28 +162,44 @@ class SeparateFrameNets(CoefficientNet):
                     "pass those of frame.P"
                 )
             first = next(j for j, size in enumerate(sizes) if size)  # coarse levels may have no free point
-            for j in range(first, len(sizes)):
-                net = _chain(Dense(parameters, sizes[first]))
-                if j == first:
-                    net.extend(_blocks(sizes[first], self.rank, self.blocks))
-                for i in range(first + 1, j + 1):
-                    net.append(ProlongationLayer(steps[i - 1]))
-                    net.extend(_blocks(sizes[i], self.rank, self.blocks))
-                self.nets.append(net)
+            self.nets.append(LevelNets(parameters, sizes[first:], steps[first:], self.rank, self.blocks))
 
     def coefficients(self, x: Tensor) -> Tensor:
         return torch.cat([net(x) for net in self.nets])
 
 
-class ProlongationLayer(nn.Module):
-    """z ↦ P_j z."""
+class LevelNets(nn.Module):
+    """The nets of one field, x (p, B) to coefficients of all its levels.
 
-    def __init__(self, P: Prolongation) -> None:
+    Net j is a dense layer into the coarsest level, then for each level up to j a prolongation and blocks; that of the
+    coarsest level has its blocks without a prolongation. Those that are still on the way at a level are one batch.
+    """
+
+    def __init__(
+        self, parameters: int, sizes: Sequence[int], prolongations: Sequence[Prolongation], rank: int, blocks: int
+    ) -> None:
         super().__init__()
-        self._P = P
+        self._prolongations = tuple(prolongations)
+        self.first = Dense(parameters, sizes[0], len(sizes))
+        self.levels = nn.ModuleList(
+            _chain([ResBlock(size, rank, len(sizes) - j if j else 1) for _ in range(blocks)])
+            for j, size in enumerate(sizes)
+        )
 
-    def forward(self, z: Tensor) -> Tensor:
-        return self._P(z.T).T
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.first(x.expand(len(self.levels), *x.shape))  # (G, n_0, B)
+        found = [self.levels[0](z[:1])[0]]
+        for P, blocks in zip(self._prolongations, list(self.levels)[1:], strict=True):
+            z = blocks(_prolonged(P, z[1:]))  # (G - 1, n_j, B): the first has arrived
+            found.append(z[0])
+        return torch.cat(found)
+
+
+def _prolonged(P: Prolongation, z: Tensor) -> Tensor:
+    """P z of each of G nets, (G, n, B) to (G, m, B)."""
+    nets, size, count = z.shape
+    columns = z.transpose(0, 1).reshape(size, nets * count)
+    return P(columns.T).T.view(-1, nets, count).transpose(0, 1)
 
 
 NETS: dict[str, type[CoefficientNet]] = {net.name: net for net in (FullResNet, SeparateResNets, SeparateFrameNets)}

@@ -122,7 +122,33 @@ def test_prolonged_nets_start_where_there_are_free_points():
     for name in NETS:
         net = build(name, problem, arrays)
         assert net(samples(problem, 1, torch.float32)).shape == (1, arrays.frame_size)
-    assert len(net.nets) == sum(size > 0 for own in sizes.values() for size in own)
+    assert [len(field.levels) for field in net.nets] == [sum(size > 0 for size in own) for own in sizes.values()]
+
+
+@pytest.mark.parametrize("kind", ["interval, LS", "interval, LS, level 0", "square"])
+def test_prolonged_nets_are_the_papers_one_by_one(kind):
+    """Evaluated together they are what each is by itself: dense layer, then prolongation and blocks up to its level."""
+    problem, arrays = case(kind)
+    frame = Frame.from_arrays(arrays, "float64")
+    net = build("separate-frame", problem, arrays, torch.float64, rank=3, blocks=2)
+    with torch.no_grad():
+        for p in net.parameters():
+            p.normal_(generator=torch.Generator().manual_seed(p.numel()))  # biases too
+    y = samples(problem, 3, torch.float64)
+    silu = torch.nn.functional.silu
+    expected = []
+    for field, nets in zip(frame.level_sizes, net.nets, strict=True):
+        levels = [arrays.first_level + j for j, size in enumerate(frame.level_sizes[field]) if size]
+        for own in range(len(levels)):
+            z = silu(nets.first.W[own] @ y.T + nets.first.b[own])
+            for place in range(0 if own == 0 else 1, own + 1):
+                if place:
+                    z = frame.P(levels[place], field).to_dense() @ z
+                for block in nets.levels[place]:
+                    W, b, A, c = (p[own - place] for p in (block.W, block.b, block.A, block.c))
+                    z = z + A @ silu(W @ z + b) + c
+            expected.append(z)
+    torch.testing.assert_close(net(y), torch.cat(expected).T, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize(

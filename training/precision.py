@@ -59,10 +59,13 @@ class Weights:
         return own
 
     def matrices(self) -> list[nn.Parameter]:
-        """The same memory as parameters of their shapes, for optimizers that look at these."""
-        shaped = [nn.Parameter(piece) for piece in self._split(self.vector.detach())]
-        for p, gradient in zip(shaped, self._gradients, strict=True):
-            p.grad = gradient
+        """The same memory as matrices and vectors, for optimizers that look at these: one net's at a time."""
+        shaped = []
+        for values, gradients in zip(self._split(self.vector.detach()), self._gradients, strict=True):
+            several = values.ndim == 3  # of nets that are evaluated together
+            for value, gradient in zip(*((t if several else [t]) for t in (values, gradients)), strict=True):
+                shaped.append(nn.Parameter(value.squeeze(-1)))
+                shaped[-1].grad = gradient.squeeze(-1)
         return shaped
 
     def push(self) -> None:
