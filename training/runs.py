@@ -18,15 +18,16 @@ from training.configuration import Configuration, Resolved
 from training.log import LOG
 from training.surrogate import FRAME, NET
 
-SETTINGS, TEST, TRAINING, RESULT, CHECKPOINTS, LOCK = (
+SETTINGS, TEST, TRAINING, RESULT, FAILURE, CHECKPOINTS, LOCK = (
     "configuration.toml",
     "test.npz",
     "training.npz",
     "result.json",
+    "failure.json",
     "checkpoints",
     "lock",
 )
-FILES = (SETTINGS, TEST, TRAINING, RESULT, LOG, LOCK, FRAME, NET)
+FILES = (SETTINGS, TEST, TRAINING, RESULT, FAILURE, LOG, LOCK, FRAME, NET)
 FOLDERS = (CHECKPOINTS, "tensorboard")
 ASIDE = ".replaced"  # what --force replaces, until the new run is set up
 REMOVED = ".removed"
@@ -84,6 +85,7 @@ class HeldRun:
     def begin(self) -> None:
         """The run is set up: what it replaces is removed."""
         self._begun = True
+        (self._folder / FAILURE).unlink(missing_ok=True)  # of the attempt before this one
         if (self._folder / ASIDE).is_dir():
             (self._folder / ASIDE).rename(self._folder / REMOVED)  # from here on it is not put back any more
         shutil.rmtree(self._folder / REMOVED, ignore_errors=True)
@@ -157,8 +159,8 @@ def open_run(folder: Path, configuration: Configuration, resume: bool, force: bo
     return held
 
 
-def write_result(folder: Path, result: Mapping[str, Any]) -> None:
-    with written_whole(folder / RESULT) as file:
+def write_record(path: Path, result: Mapping[str, Any]) -> None:
+    with written_whole(path) as file:
         file.write(json.dumps(result, indent=2, allow_nan=False).encode())
 
 

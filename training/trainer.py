@@ -137,6 +137,8 @@ class Training:
         with display(self.step, total, not self._quiet) as screen, self._signals():
             self._say = screen.say
             try:
+                if self.step == 0 and total:
+                    self._evaluate(log)
                 while self.step < total and self.stopped is None and not self._told_to_stop():
                     rate = self._set_rate()
                     y, rows = self.samples.batch(self.step)
@@ -173,6 +175,9 @@ class Training:
                 if self.metrics is None:
                     self._evaluate(None)
                 return self._finish(log)
+            except TrainingError as error:
+                self._record_failure(str(error))
+                raise
             finally:
                 if log is not None:
                     log.close()
@@ -243,9 +248,24 @@ class Training:
             self.weights.push()
             self.surrogate.record |= {"result": result}
             self.surrogate.save_net(self.folder)
-            runs.write_result(self.folder, result)
+            runs.write_record(self.folder / runs.RESULT, result)
         self.world.wait()
         return result
+
+    def _record_failure(self, reason: str) -> None:
+        """What is known of a run that cannot go on, for those who look at it later."""
+        if self.world.leads:
+            failure = {
+                "step": self.step,
+                "steps": self.configuration.total_steps,
+                "seconds": round(self.seconds, 3),
+                "reason": reason,
+                "parameters": self.net.parameter_count(),
+                "test": self.metrics.record() if self.metrics else None,
+                "threads": torch.get_num_threads(),
+                "versions": runs.versions(),
+            }
+            runs.write_record(self.folder / runs.FAILURE, failure)
 
     # ---- checkpoints and signals
 
