@@ -27,13 +27,15 @@ from fem_frames.commands import (
     problems,
     query,
     reference,
+    report,
     rounding,
+    tables,
     train,
 )
 
 COMMANDS = (
     *(info, problems, export, reference, condition, iterations, rounding, bench),
-    *(train, evaluate, query, plot, export_net),
+    *(train, evaluate, query, plot, export_net, tables, report),
 )
 _FAILED = 8531  # tag of the messages by which failing ranks find each other
 

@@ -1,0 +1,86 @@
+"""`fem-frames tables`: the runs of the paper's tables, and of what goes beyond them."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from fem_frames.commands.shared import declare, show, show_rows
+
+PRESETS = ("quick", "cpu", "paper", "best")
+
+
+def add(subparsers: Any) -> None:
+    parser = declare(
+        subparsers,
+        "tables",
+        run,
+        "Trains all cells of the paper's tables, one run each, several at a time. What is complete is skipped and what "
+        "was begun goes on: the same command again finishes an experiment that was stopped. Presets: quick (small J, a "
+        "quarter of an hour), cpu (J = 10, hours), paper (6000 epochs for all, days), best (beyond the paper: the best "
+        "recipe, its ablation, J = 4 to 12).",
+    )
+    parser.add_argument("--table", default="all", help="1, 2, 3 or all; preset best: best, ablation, levels or all")
+    parser.add_argument("--preset", choices=PRESETS, required=True, help="how much is run")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the experiment")
+    parser.add_argument("--workers", type=int, metavar="N", help="runs at a time; default: one for each core")
+    parser.add_argument(
+        "--cells", default="*", metavar="PATTERN", help="only cells whose name matches, like '*-adam-*'"
+    )
+    parser.add_argument("--list", action="store_true", help="show the cells and how far they are, run nothing")
+    parser.add_argument("--quiet", action="store_true", help="no overview")
+
+
+def run(parsed: argparse.Namespace) -> None:
+    from training.experiments.overview import Overview
+    from training.experiments.protocol import PRESETS as KNOWN
+    from training.experiments.runner import claim, run_cells
+
+    workers = len(os.sched_getaffinity(0)) if parsed.workers is None else parsed.workers
+    if not 1 <= workers <= 1024:
+        raise ValueError(f"--workers is {workers}: at least one run at a time is needed")
+    cells = KNOWN[parsed.preset].cells(parsed.out, parsed.table)
+    chosen = [cell for cell in cells if fnmatch.fnmatchcase(cell.name, parsed.cells)]
+    if not chosen:
+        raise ValueError(f"--cells {parsed.cells}: there is none like that; --list shows their names")
+    if parsed.list:
+        _list(chosen, parsed.json)
+        return
+    claim(parsed.out, parsed.preset)
+    begin = time.monotonic()
+    outcome = run_cells(chosen, workers, Overview(chosen, workers, not parsed.quiet))
+    record: dict[str, Any] = {
+        "cells": len(chosen),
+        "done": len(outcome.done),
+        "diverged": outcome.diverged,
+        "failed": list(outcome.failed),
+        "seconds": round(time.monotonic() - begin, 1),
+        "out": str(parsed.out),
+    }
+    show(record, parsed.json)
+    if outcome.failed:
+        name, reason = next(iter(outcome.failed.items()))
+        raise RuntimeError(f"{len(outcome.failed)} cells failed, {name}: {reason}; the same command tries them again")
+    if not parsed.json:
+        print(f"fem-frames report {parsed.out} writes tables and figures")
+
+
+def _list(cells: list[Any], as_json: bool) -> None:
+    states = [(cell, cell.state()) for cell in cells]
+    rows = (
+        {
+            "status": "at work" if cell.busy() else state.status,
+            "step": state.step,
+            "steps": cell.resolved.total_steps,
+            "seconds": state.seconds,
+            "loss": state.loss,
+            "cell": cell.name,
+        }
+        for cell, state in states
+    )
+    columns = {"status": "s", "step": "d", "steps": "d", "seconds": ".0f", "loss": ".3e", "cell": "s"}
+    show_rows(rows, columns, as_json)

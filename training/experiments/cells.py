@@ -1,0 +1,111 @@
+"""Cells of an experiment: one training run each, in a folder that tells its state at any time."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from fem_frames.files import lock
+from training import runs
+from training.configuration import Configuration, Resolved
+from training.log import LOG, read_log
+
+Status = Literal["new", "partial", "done", "diverged"]
+
+
+@dataclass(frozen=True)
+class State:
+    """How far a cell is."""
+
+    status: Status
+    step: int = 0
+    seconds: float = 0.0
+    loss: float | None = None
+    """Of the last batch, or in the end that of the test set."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether running it again would change nothing."""
+        return self.status in ("done", "diverged")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A run of an experiment: `name` is that of its folder, beside which its settings lie as a TOML file."""
+
+    name: str
+    configuration: Configuration
+    out: Path
+
+    @property
+    def folder(self) -> Path:
+        return self.out / self.name
+
+    @property
+    def settings(self) -> Path:
+        return self.out / f"{self.name}.toml"
+
+    @property
+    def output(self) -> Path:
+        """What the run says while it lasts."""
+        return self.out / f"{self.name}.log"
+
+    @property
+    def resolved(self) -> Resolved:
+        return self.configuration.resolved()
+
+    def state(self) -> State:
+        result, failure = self.read(runs.RESULT), self.read(runs.FAILURE)
+        if result is not None:
+            return State("done", result["steps"], result["seconds"], result["loss"])
+        if failure is not None:
+            return State("diverged", failure["step"], failure["seconds"])
+        if not (self.folder / runs.SETTINGS).exists():
+            return State("new")
+        last = last_record(self.folder / LOG)
+        return State("partial", last.get("step", 0), last.get("seconds", 0.0), last.get("loss"))
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """A JSON file of the run, if it is there."""
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            return dict(json.loads((self.folder / name).read_text()))
+        return None
+
+    def records(self) -> list[dict[str, Any]]:
+        """The log of the run."""
+        return read_log(self.folder / LOG) if (self.folder / LOG).exists() else []
+
+    def busy(self) -> bool:
+        """Whether a process is at work on it."""
+        if not (self.folder / runs.LOCK).exists():
+            return False
+        try:
+            lock(self.folder / runs.LOCK, patience=-1.0).close()
+        except ValueError:
+            return True
+        return False
+
+    def check_settings(self) -> None:
+        """A ValueError if the folder holds a run with other settings."""
+        if (self.folder / runs.SETTINGS).exists():
+            saved = runs.saved_configuration(self.folder).record()
+            runs.check_same(saved, self.resolved.record(), str(self.folder))
+
+
+def last_record(path: Path, tail: int = 4096) -> Mapping[str, Any]:
+    """The last line of a log that tells of a training step."""
+    if not path.exists():
+        return {}
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - tail))
+        lines = file.read().decode(errors="replace").splitlines()
+    for line in reversed(lines):
+        with contextlib.suppress(ValueError):
+            record = json.loads(line)
+            if isinstance(record, dict) and "rate" in record:
+                return record
+    return {}

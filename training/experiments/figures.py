@@ -1,0 +1,131 @@
+"""Pictures of an experiment: loss curves by epoch and by time, random first nets, losses by level, ablation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fem_frames.plots import pyplot
+from fem_frames.solution_plots import COLORS, save
+from training.experiments.report import EXCESSES
+
+STYLES = {"float16": ":", "float16 mixed": ":", "float32": "--", "float64": "-"}
+SAMPLES = 6  # of random nets
+
+
+def draw_figures(report: Mapping[str, Any], folder: Path) -> dict[str, str]:
+    """Draws what the report has; the captions by file name."""
+    captions = {}
+    for table in report["tables"]:
+        seen = [row for row in table["rows"] if len(report["curves"][row["cell"]]) > 1]
+        if not seen:
+            continue
+        name = f"table-{table['name']}.png"
+        if table["name"] == "levels":
+            _draw_levels(seen, folder / name)
+            captions[name] = "Excess of the loss over its floor after equally many steps, and steps to a fixed excess"
+        elif table["name"] == "ablation":
+            _draw_ablation(seen, folder / name)
+            captions[name] = "Test loss over its floor for each variant of the recipe, one dot a seed"
+        else:
+            _draw_curves(table, seen, report["curves"], folder / name)
+            captions[name] = f"Test loss of the cells of Table {table['name']}, by epoch and by time"
+    return captions
+
+
+def _draw_curves(
+    table: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], curves: Mapping[str, Any], path: Path
+) -> None:
+    """A column for each loss; above by epoch, below by time. Colours are the first label, line styles precisions."""
+    plt = pyplot()
+    losses = list(dict.fromkeys(row["loss_name"] for row in rows))
+    kinds = list(dict.fromkeys(row["labels"][0] for row in rows))
+    figure, grid = plt.subplots(
+        2, len(losses), figsize=(1.5 + 4.8 * len(losses), 8.0), sharey=True, layout="constrained", squeeze=False
+    )
+    for row in rows:
+        step, seconds, loss = np.array(curves[row["cell"]]).T
+        line = dict(color=COLORS[kinds.index(row["labels"][0])], linestyle=STYLES.get(row["precision"], "-."))
+        column = losses.index(row["loss_name"])
+        for axes, x in ((grid[0, column], step / row["steps_per_epoch"]), (grid[1, column], seconds)):
+            axes.plot(x[1:], loss[1:], linewidth=1.3, label=" ".join(row["labels"]), **line)
+            if row["status"] == "diverged":
+                axes.plot(x[-1], loss[-1], marker="x", markersize=9, color=line["color"])
+    floor = next((row["floor"] for row in rows if row["floor"]), None)
+    for axes in grid.flat:
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.grid(alpha=0.3)
+        if floor:
+            axes.axhline(floor, color="black", linewidth=0.8, linestyle=(0, (1, 4)))
+    for axes, loss in zip(grid[0], losses, strict=True):
+        axes.set(title=f"loss {loss}", xlabel="epoch")
+        axes.legend(fontsize=7, ncols=2)
+    for axes in grid[1]:
+        axes.set_xlabel("seconds")
+    for axes in grid[:, 0]:
+        axes.set_ylabel("test loss")
+    figure.suptitle(f"Table {table['name']}: {table['title']}" + (" (dotted: floor; ×: not finite)" if floor else ""))
+    save(figure, path)
+
+
+def _draw_levels(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    plt = pyplot()
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11.0, 4.4), layout="constrained")
+    for number, loss in enumerate(dict.fromkeys(row["loss_name"] for row in rows)):
+        chosen = [row for row in rows if row["loss_name"] == loss and row["excess"] is not None]
+        levels = [row["levels"] for row in chosen]
+        left.plot(levels, [row["excess"] for row in chosen], "o-", color=COLORS[number], label=loss)
+        for excess, marker in zip(EXCESSES, "osv^", strict=True):
+            steps = [row["steps_to_excess"][f"{excess:g}"] for row in chosen]
+            if any(steps):
+                label = f"{loss}, to {excess:g}"
+                values = [np.nan if s is None else s for s in steps]
+                right.plot(levels, values, f"{marker}-", color=COLORS[number], label=label, markersize=5)
+    floors = sorted({(row["levels"], row["floor"]) for row in rows if row["floor"]})
+    left.plot(*zip(*floors, strict=True), "k:", label="floor")
+    left.set_yscale("log")
+    left.set(xlabel="J", ylabel="test loss above the floor", title=f"after {max(row['steps'] for row in rows)} steps")
+    right.set(xlabel="J", ylabel="steps", title="steps until the excess is below a bound")
+    right.set_ylim(bottom=0)
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    save(figure, path)
+
+
+def _draw_ablation(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    plt = pyplot()
+    kinds = list(dict.fromkeys(row["labels"][0] for row in rows))
+    figure, axes = plt.subplots(figsize=(8.0, 1.2 + 0.42 * len(kinds)), layout="constrained")
+    for row in rows:
+        if row["ratio"] is not None:
+            place = kinds.index(row["labels"][0])
+            axes.plot(row["ratio"], place, "o", color=COLORS[place % len(COLORS)], markersize=7, alpha=0.8)
+    axes.set_xscale("log")
+    axes.set_yticks(range(len(kinds)), kinds)
+    axes.invert_yaxis()
+    axes.axvline(1.0, color="black", linewidth=0.8, linestyle=":")
+    axes.set_xlabel("test loss / floor")
+    axes.grid(alpha=0.3, axis="x")
+    save(figure, path)
+
+
+def draw_initialisation(values: Mapping[str, Mapping[str, Any]], x: Any, path: Path) -> None:
+    """u and σ of nets with random weights: `values` has for each basis the fields (SAMPLES, N)."""
+    plt = pyplot()
+    fields = list(next(iter(values.values())))
+    figure, grid = plt.subplots(
+        len(values), len(fields), figsize=(4.8 * len(fields), 2.9 * len(values)), layout="constrained", squeeze=False
+    )
+    order = np.argsort(x)
+    for line, (basis, by_field) in zip(grid, values.items(), strict=True):
+        for axes, name in zip(line, fields, strict=True):
+            for number, sample in enumerate(by_field[name]):
+                axes.plot(x[order], sample[order], color=COLORS[number % len(COLORS)], linewidth=0.9)
+            axes.set(title=f"{basis}: {name}", xlabel="x")
+            axes.grid(alpha=0.3)
+    save(figure, path)

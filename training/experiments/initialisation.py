@@ -1,0 +1,48 @@
+"""Nets with random weights as functions, with the frame and in the nodal basis.
+
+See "Effect on random initializations" in the paper. N points.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fem_frames.arrays import FrameArrays
+from fem_frames.mesh import Floats
+from fem_frames.problems import recorded_problem
+from training.configuration import Configuration
+from training.surrogate import FRAME, Surrogate, describe_net
+
+
+def random_functions(
+    arrays: FrameArrays, configuration: Configuration, samples: int, seed: int = 0
+) -> dict[str, dict[str, Floats]]:
+    """For either basis the fields (samples, N) of nets of as many seeds, all at the same random y.
+
+    In the middle of the parameter box, which is mapped to 0, nets without biases would all be zero.
+    """
+    problem = recorded_problem(arrays.record)
+    y = problem.parameters.sample(1, seed)
+    found = {}
+    for text, loss in (("with frame", "stable"), ("without frame", "nodal")):
+        choice: dict[str, Any] = {"loss": loss, "precision": "float64"}
+        c = replace(configuration, **choice).resolved()
+        description = describe_net(c, problem)
+        fields: dict[str, list[Floats]] = {f.name: [] for f in arrays.fields}
+        for number in range(samples):
+            net = description.build(arrays, torch.device("cpu"), seed + number)
+            for name, values in Surrogate(net, description, arrays, problem, {})(y).items():
+                fields[name].append(values[0].numpy())
+        found[text] = {name: np.array(parts) for name, parts in fields.items()}
+    return found
+
+
+def frame_of_cells(out: Path) -> FrameArrays | None:
+    """The frame of any run of an experiment."""
+    path = next(iter(sorted(out.glob(f"*/{FRAME}"))), None)
+    return None if path is None else FrameArrays.load(path)

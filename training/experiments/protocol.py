@@ -1,0 +1,227 @@
+"""The protocol of the experiments, in one place: what the paper fixes, what it leaves open, which cells there are.
+
+The paper ("Experimental settings") fixes the problem, J = 10, the nets, the optimizers with their settings for every
+precision, the metrics and 6000 epochs. All these are defaults of `Configuration` and of `training.precision`.
+
+It leaves open how many samples and steps an epoch has, the batch, the number of test samples, and the seeds. Here
+
+- SGD and Adam draw fresh samples: `STEPS` steps of `BATCH` samples an epoch;
+- L-BFGS and NGD, which need the same function at all points of a line, have a fixed set of `FIXED` samples and take
+  one step of at most 20 iterations an epoch;
+- the test set has `TEST` samples with a seed of its own, the same for all cells;
+- the seed of net and samples is 0.
+
+A preset says how much of it is run. Only `quick` has another J.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from training.configuration import Configuration
+from training.experiments.cells import Cell
+from training.experiments.paper import TABLE_1, TABLE_2, TABLE_3, Printed
+from training.recipes import best
+
+STEPS, BATCH, FIXED, TEST = 8, 16, 256, 1000
+OPTIMIZERS = ("sgd", "adam", "lbfgs", "ngd")
+WORDS = {
+    "sgd": "SGD",
+    "adam": "Adam",
+    "lbfgs": "L-BFGS",
+    "ngd": "NGD",
+    "full": "full",
+    "separate": "separate",
+    "separate-frame": "separate frame",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table: its labels, the cell it comes from, and what the paper has in its place."""
+
+    labels: tuple[str, ...]
+    cell: str
+    configuration: Configuration
+    paper: Printed | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of an experiment; `columns` are the headings of the labels."""
+
+    name: str
+    title: str
+    columns: tuple[str, ...]
+    rows: Sequence[Row]
+
+
+@dataclass(frozen=True)
+class Preset:
+    """How much of the protocol is run."""
+
+    name: str
+    text: str
+    make: Callable[[Preset], list[Table]]
+    base: Configuration
+    optimizers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def tables(self, which: str = "all") -> list[Table]:
+        """The tables of the preset, or the one of this name."""
+        made = self.make(self)
+        names = [table.name for table in made]
+        if which != "all" and which not in names:
+            raise ValueError(f"the preset {self.name} has no table {which}; choose from {', '.join(names)}, all")
+        return [table for table in made if which in ("all", table.name)]
+
+    def cells(self, out: Path, which: str = "all") -> list[Cell]:
+        """The runs that the tables need, each once."""
+        found: dict[str, Configuration] = {}
+        for row in (row for table in self.tables(which) for row in table.rows):
+            assert found.setdefault(row.cell, row.configuration) == row.configuration, row.cell
+        return [Cell(name, configuration, out) for name, configuration in found.items()]
+
+    def configuration(self, optimizer: str, loss: str, precision: str, net: str = "full") -> Configuration:
+        choice: dict[str, Any] = {"optimizer": optimizer, "loss": loss, "precision": precision, "net": net}
+        return replace(self.base, **choice, **self.optimizers[optimizer])
+
+
+# ---- the paper's tables
+
+
+def paper_tables(preset: Preset) -> list[Table]:
+    return [
+        Table(
+            "1",
+            "with and without preconditioning",
+            ("optimizer", "loss", "precision"),
+            [
+                _row(preset, (optimizer, loss, precision), TABLE_1.get((optimizer, loss, precision)))
+                for optimizer in OPTIMIZERS
+                for loss, precision in (
+                    *(("nodal", "float32"), ("nodal", "float64")),
+                    *(("bpx", "float16"), ("bpx", "float32"), ("bpx", "float64")),
+                )
+            ],
+        ),
+        Table(
+            "2",
+            "stable preconditioning, by optimizer",
+            ("optimizer", "loss", "precision"),
+            [
+                _row(preset, (optimizer, "stable", precision), TABLE_2[optimizer, precision])
+                for optimizer in OPTIMIZERS
+                for precision in ("float16", "float32", "float64")
+            ],
+        ),
+        Table(
+            "3",
+            "stable preconditioning, by net",
+            ("net", "precision"),
+            [
+                _row(preset, ("adam", "stable", precision), printed, net)
+                for (net, precision), printed in TABLE_3.items()
+            ],
+        ),
+    ]
+
+
+def _row(preset: Preset, choice: tuple[str, str, str], printed: Printed | None, net: str | None = None) -> Row:
+    optimizer, loss, precision = choice
+    configuration = preset.configuration(optimizer, loss, precision, net or "full")
+    labels = (WORDS[optimizer], loss, precision) if net is None else (WORDS[net], precision)
+    return Row(labels, f"{net or 'full'}-{optimizer}-{loss}-{precision}", configuration, printed)
+
+
+# ---- beyond the paper
+
+
+def best_tables(preset: Preset) -> list[Table]:
+    return [
+        Table("best", "the recipe", ("net", "precision", "seed"), list(_recipe_rows(preset))),
+        Table("ablation", "what each part contributes", ("recipe", "seed"), list(_ablation_rows(preset))),
+        Table("levels", "does training see the mesh?", ("loss", "levels"), list(_level_rows(preset))),
+    ]
+
+
+def _recipe_rows(preset: Preset) -> Iterator[Row]:
+    choices = (("full", "float32"), ("full", "float16"), ("separate", "float32"), ("separate-frame", "float32"))
+    for net, precision in choices:
+        for seed in (0, 1):
+            configuration = replace(preset.base, **{**best(precision), "net": net, "seed": seed})
+            yield Row((WORDS[net], precision, str(seed)), f"{net}-{precision}-{seed}", configuration)
+
+
+ABLATION: dict[str, dict[str, Any]] = {
+    "all of it": {},
+    "level decay 1": {"level_decay": 1.0},
+    "no level decay": {"level_decay": 0.0},
+    "Adam": {"optimizer": "adam", "rate": 1e-3},
+    "inputs not mapped": {"map_inputs": False},
+    "rate falls to 3e-5 only": {"minimum_rate": 3e-5},
+    "Sobol points": {"sampling": "sobol"},
+    "batches of 16": {"batch": 16},
+    "nodal basis": {"loss": "nodal", "level_decay": 0.0},
+}
+ABLATION_EPOCHS = 4000
+
+
+def _ablation_rows(preset: Preset) -> Iterator[Row]:
+    for number, (text, change) in enumerate(ABLATION.items()):
+        for seed in (0, 1):
+            settings = {**best(), "epochs": ABLATION_EPOCHS, "seed": seed, **change}
+            yield Row((text, str(seed)), f"ablation-{number}-{seed}", replace(preset.base, **settings))
+
+
+LEVELS = range(4, 13)
+LEVEL_EPOCHS = 2000
+
+
+def _level_rows(preset: Preset) -> Iterator[Row]:
+    for loss, change in (("stable", {}), ("nodal", {"level_decay": 0.0})):
+        for levels in LEVELS:
+            settings = {**best(), "epochs": LEVEL_EPOCHS, "evaluate_every": 25, "test_samples": 250, **change}
+            configuration = replace(preset.base, **{**settings, "levels": levels, "loss": loss})
+            yield Row((loss, str(levels)), f"levels-{loss}-{levels}", configuration)
+
+
+# ---- presets
+
+
+def _efforts(first_order: int, lbfgs: int, ngd: int, steps: int = STEPS) -> dict[str, dict[str, Any]]:
+    """Settings by optimizer for these numbers of epochs."""
+    plain = {"epochs": first_order, "batch": BATCH, "steps_per_epoch": steps, "evaluate_every": first_order // 40}
+    return {
+        "sgd": plain,
+        "adam": plain,
+        "lbfgs": {"epochs": lbfgs, "training_samples": FIXED},
+        "ngd": {"epochs": ngd, "training_samples": FIXED},
+    }
+
+
+_PAPER = Configuration(problem="quarters", formulation="least-squares", levels=10, test_samples=TEST)
+
+PRESETS = {
+    preset.name: preset
+    for preset in (
+        Preset(
+            "quick",
+            "the pattern of the tables at smaller J, in a quarter of an hour on two cores",
+            paper_tables,
+            replace(_PAPER, levels=7, test_samples=200),
+            _efforts(1000, 40, 20, 2),
+        ),
+        Preset(
+            "cpu",
+            "all cells at J = 10 in about five hours on two cores; L-BFGS and NGD have fewer epochs than in the paper",
+            paper_tables,
+            _PAPER,
+            _efforts(6000, 300, 200),
+        ),
+        Preset("paper", "6000 epochs for all optimizers; days", paper_tables, _PAPER, _efforts(6000, 6000, 6000)),
+        Preset("best", "the best recipe, what its parts contribute, and J = 4 to 12", best_tables, _PAPER),
+    )
+}

@@ -1,0 +1,241 @@
+"""Collects what the runs of an experiment left in their folders, and writes it down: JSON, from that Markdown.
+
+Every number comes from `result.json` or the log of a run, whose name stands beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fem_frames.files import written_whole
+from training import runs
+from training.experiments.cells import Cell
+from training.experiments.overview import duration
+from training.experiments.protocol import PRESETS, WORDS, Preset, Row
+from training.experiments.runner import preset_of
+
+REPORT, PAGE = "report.json", "report.md"
+POINTS = 200  # of a curve at most
+EXCESSES = (1e-3, 1e-4, 1e-5, 1e-6)
+"""Steps are counted until the test loss is that much above its floor."""
+
+
+def collect(out: Path, preset: Preset | None = None, fresh: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """All that is there of an experiment, as JSON has it; its preset is the one the folder names, unless given.
+
+    `fresh` has metrics on new samples, by cell.
+    """
+    preset = preset or PRESETS[preset_of(out)]
+    tables, curves, versions, threads = [], {}, set(), set()
+    for table in preset.tables():
+        rows = []
+        for row in table.rows:
+            cell = Cell(row.cell, row.configuration, out)
+            cell.check_settings()
+            rows.append(_collect_row(row, cell) | {"fresh": (fresh or {}).get(row.cell)})
+            curves[row.cell] = _curve(cell)
+            done = cell.read(runs.RESULT) or cell.read(runs.FAILURE) or {}
+            versions.add(json.dumps(done.get("versions"), sort_keys=True))
+            threads.add(done.get("threads"))
+        tables.append({"name": table.name, "title": table.title, "columns": list(table.columns), "rows": rows})
+    return {
+        "preset": preset.name,
+        "text": preset.text,
+        "protocol": protocol_lines(preset),
+        "tables": tables,
+        "curves": curves,
+        "versions": [json.loads(v) for v in sorted(versions) if v != "null"],
+        "threads": sorted(t for t in threads if t is not None),
+        "figures": {},
+        "machine": {"architecture": platform.machine(), "cores": len(os.sched_getaffinity(0))},
+    }
+
+
+def protocol_lines(preset: Preset) -> list[str]:
+    """What the preset runs, from the configurations themselves."""
+    base = preset.base
+    lines = [
+        f"problem {base.problem}, {base.formulation}, J = {base.levels}; test set of {base.test_samples} samples, seed "
+        f"{base.test_seed}; seed of nets and samples {base.seed}, where a table does not say otherwise"
+    ]
+    for names in (("sgd", "adam"), ("lbfgs",), ("ngd",)):
+        if names[0] in preset.optimizers:
+            c = preset.configuration(names[0], "stable", "float32").resolved()
+            words = " and ".join(WORDS[name] for name in names)
+            samples = "fresh samples" if c.sampling == "fresh" else f"all {c.training_samples} samples of a fixed set"
+            steps = (
+                f"{c.steps_per_epoch} steps of {c.batch} {samples}" if c.sampling == "fresh" else f"a step, {samples}"
+            )
+            lines.append(f"{words}: {c.epochs} epochs, in each {steps}")
+    return lines
+
+
+def _collect_row(row: Row, cell: Cell) -> dict[str, Any]:
+    state, c = cell.state(), cell.resolved
+    result, failure = cell.read(runs.RESULT) or {}, cell.read(runs.FAILURE) or {}
+    test = result.get("test") or {}
+    return {
+        "labels": list(row.labels),
+        "cell": row.cell,
+        "status": state.status,
+        "optimizer": c.optimizer,
+        "loss_name": c.loss,
+        "precision": c.precision + (" mixed" if c.mixed else ""),
+        "net": c.net,
+        "levels": c.levels,
+        "seed": c.seed,
+        "parameters": result.get("parameters", failure.get("parameters")),
+        "epochs": c.epochs,
+        "steps_per_epoch": c.steps_per_epoch,
+        "steps": state.step,
+        "seconds": state.seconds,
+        **{key: test.get(key) for key in ("mre", "mse", "loss", "floor", "ratio", "excess")},
+        "last_test": (failure.get("test") or {}).get("loss"),
+        "stopped": result.get("stopped") or failure.get("reason"),
+        "steps_to_excess": _steps_to_excess(cell),
+        "paper": row.paper._asdict() if row.paper else None,
+    }
+
+
+def _curve(cell: Cell) -> list[list[float]]:
+    """[step, seconds, test loss] of a run, not more than `POINTS`."""
+    tests = [r for r in cell.records() if "test" in r and r["test"]["loss"] is not None]
+    every = max(1, math.ceil(len(tests) / POINTS))
+    kept = [r for i, r in enumerate(tests) if i % every == 0 or i == len(tests) - 1]
+    return [[r["step"], r["seconds"], float(f"{r['test']['loss']:.5g}")] for r in kept]
+
+
+def _steps_to_excess(cell: Cell) -> dict[str, int | None]:
+    tests = [(r["step"], r["test"]["loss"] - r["test"]["floor"]) for r in cell.records() if "test" in r]
+    return {f"{e:g}": next((step for step, excess in tests if excess <= e), None) for e in EXCESSES}
+
+
+# ---- Markdown
+
+
+def write_page(report: Mapping[str, Any], folder: Path) -> None:
+    """The report as Markdown."""
+    text = "\n".join(_page(report)) + "\n"
+    with written_whole(folder / PAGE) as file:
+        file.write(text.encode())
+
+
+def _page(report: Mapping[str, Any]) -> Iterator[str]:
+    figures = report["figures"]
+    rows = [row for table in report["tables"] for row in table["rows"]]
+    cells = {row["cell"]: row for row in rows}
+    complete = sum(row["status"] in ("done", "diverged") for row in cells.values())
+    yield f"# Preset {report['preset']}: {report['text']}"
+    yield ""
+    command = f"fem-frames tables --table all --preset {report['preset']}"
+    yield f"Written by `fem-frames report` from the runs of `{command}`."
+    yield ""
+    yield from (f"- {line}" for line in report["protocol"])
+    total = sum(row["seconds"] for row in cells.values())
+    threads = ", ".join(map(str, report["threads"])) or "–"
+    yield f"- {complete} of {len(cells)} cells complete, {duration(total)} of training in all, {threads} thread(s) each"
+    for versions in report["versions"]:
+        yield "- " + ", ".join(f"{name} {version}" for name, version in versions.items())
+    for table in report["tables"]:
+        yield ""
+        yield f"## Table {table['name']}: {table['title']}"
+        yield ""
+        yield from _table_lines(table)
+        for name, caption in figures.items():
+            if name.startswith(f"table-{table['name']}"):
+                yield ""
+                yield f"![{caption}]({name})"
+    yield from _ratio_lines(cells)
+    for name, caption in figures.items():
+        if not name.startswith("table-"):
+            yield ""
+            yield f"## {caption}"
+            yield ""
+            yield f"![{caption}]({name})"
+
+
+def _table_lines(table: Mapping[str, Any]) -> Iterator[str]:
+    printed = any(row["paper"] for row in table["rows"])
+    by_steps = table["name"] == "levels"
+    seeds = sorted({row["fresh"]["seed"] for row in table["rows"] if row["fresh"]})
+    fresh = [f"loss, MRE with seed {seeds[0]}"] if seeds else []
+    last = [*fresh, "time", "cell"]
+    headings = [*table["columns"], "epochs", "MRE", "MSE", "loss", "loss / floor", *last]
+    if printed:
+        headings = [*table["columns"], "epochs", "MRE", "paper", "MSE", "paper", "loss", "paper", *last]
+    if by_steps:
+        steps = [f"steps to {e:g}" for e in EXCESSES]
+        headings = [*table["columns"], "parameters", "loss", "floor", "excess", *steps, *last]
+    yield markdown_row(headings)
+    yield markdown_row(["---"] * len(headings))
+    for row in table["rows"]:
+        labels, tail = row["labels"], [duration(row["seconds"]) if row["seconds"] else "–", f"`{row['cell']}`"]
+        if fresh:
+            tail.insert(0, f"{short(row['fresh']['loss'])}, {short(row['fresh']['mre'])}" if row["fresh"] else "–")
+        epochs = _epochs(row)
+        if by_steps:
+            steps = [row["steps_to_excess"][f"{e:g}"] for e in EXCESSES]
+            numbers = [row["parameters"] or "–", _loss(row), *(short(row[key]) for key in ("floor", "excess"))]
+            yield markdown_row([*labels, *numbers, *("–" if s is None else s for s in steps), *tail])
+        elif printed:
+            paper = row["paper"] or {}
+            numbers = [
+                *(short(row["mre"]), short(paper.get("mre")), short(row["mse"]), short(paper.get("mse"))),
+                *(_loss(row), short(paper.get("loss"))),
+            ]
+            yield markdown_row([*labels, epochs, *numbers, *tail])
+        else:
+            ratio = "–" if row["ratio"] is None else f"{row['ratio']:.2f}"
+            yield markdown_row([*labels, epochs, short(row["mre"]), short(row["mse"]), _loss(row), ratio, *tail])
+
+
+def _epochs(row: Mapping[str, Any]) -> str:
+    """Those taken; where a run ended early, of how many."""
+    taken = row["steps"] / row["steps_per_epoch"]
+    whole = row["status"] == "done" and row["steps"] == row["epochs"] * row["steps_per_epoch"]
+    return str(row["epochs"]) if whole else f"{taken:.4g} of {row['epochs']}"
+
+
+def _loss(row: Mapping[str, Any]) -> str:
+    if row["status"] == "diverged":
+        before = f", {row['last_test']:.2e} before" if row["last_test"] is not None else ""
+        return f"not finite at step {row['steps'] + 1}{before}"
+    return {"new": "not run", "partial": "not finished"}.get(row["status"], short(row["loss"]))
+
+
+def _ratio_lines(cells: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Loss without over loss with preconditioning, and how much of it is left in half precision."""
+    found = []
+    for without in cells.values():
+        if without["loss_name"] != "nodal" or not without["paper"]:
+            continue
+        row = [without["labels"][0], without["precision"]]
+        for loss in ("bpx", "stable"):
+            other = cells.get(without["cell"].replace("-nodal-", f"-{loss}-"))
+            for values, others in ((without, other), (without["paper"], (other or {}).get("paper"))):
+                pair = values["loss"], (others or {}).get("loss")
+                row.append(f"{pair[0] / pair[1]:.3g}" if all(pair) else "–")
+        found.append(row)
+    if not found:
+        return
+    yield ""
+    yield "## Loss without preconditioning over loss with it"
+    yield ""
+    yield markdown_row(["optimizer", "precision", "bpx", "paper", "stable", "paper"])
+    yield markdown_row(["---"] * 6)
+    yield from map(markdown_row, found)
+
+
+def markdown_row(entries: Sequence[Any]) -> str:
+    return "| " + " | ".join(map(str, entries)) + " |"
+
+
+def short(value: float | None) -> str:
+    """Three digits, as the paper prints them."""
+    return "–" if value is None else f"{value:.2e}"
