@@ -10,10 +10,12 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from fem_frames.formulations import Formulation
 from fem_frames.mesh import Floats
@@ -22,11 +24,22 @@ from fem_frames.solvers import solve
 from training.losses import free_values
 from training.representation import frame_coefficients
 
-if TYPE_CHECKING:
-    from training.surrogate import Surrogate
-
 Progress = Callable[[int, int], None]
 CHUNK = 128  # samples evaluated at a time
+
+
+class Answers(Protocol):
+    """What can be asked for solutions: a surrogate, or what is done instead of one."""
+
+    @property
+    def formulation(self) -> Formulation:
+        """In float64."""
+
+    def __call__(self, y: npt.ArrayLike, /) -> dict[str, Tensor]:
+        """Values (B, N) of all fields at all points, for y (B, p)."""
+
+    def coefficients(self, y: Tensor, /) -> Tensor:
+        """(B, Nhat) in the frame, in float64."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +126,7 @@ def check_reference(exact: Formulation, reference: ReferenceSolutions) -> None:
         )
 
 
-def query_seconds(surrogate: Surrogate, y: Floats, batch: int = 64) -> float:
+def query_seconds(surrogate: Answers, y: Floats, batch: int = 64) -> float:
     """Time of one query, in batches; the median over those of y, after one to warm up."""
     batches = [y[start : start + batch] for start in range(0, len(y), batch)]
     surrogate(batches[0])
@@ -126,7 +139,7 @@ def query_seconds(surrogate: Surrogate, y: Floats, batch: int = 64) -> float:
     return statistics.median(times)
 
 
-def evaluate(surrogate: Surrogate, reference: ReferenceSolutions) -> Metrics:
+def evaluate(surrogate: Answers, reference: ReferenceSolutions) -> Metrics:
     """The metrics over the samples of the reference."""
     exact = surrogate.formulation
     relative, square, losses = [], [], []

@@ -1,0 +1,349 @@
+"""What a numerical analyst would do instead of a neural net, on the same problems and by the same measures.
+
+    python demos/demo_comparison.py [--out FOLDER] [--problem quarters] [--levels J] [--run RUN] [--frame FILE.npz]
+
+Two problems: `quarters` in one dimension as first-order least squares, where the coefficient is piecewise constant and
+few numbers decide on the solution; and `inclusion`, the energy on the unit square, where a disk moves. Compared are a
+solve for every y, a reduced basis, polynomial chaos, a small net for the coefficients of POD modes, and with --run the
+surrogate that `fem-frames train` made. All numbers go to comparison.json. With --frame, a file written by `fem-frames
+export`, or with the frame of a run, no DOLFINx is needed. A query gives the values of all fields at all points.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from textwrap import fill
+from time import perf_counter
+
+import numpy as np
+import torch
+
+from fem_frames import Frame, FrameArrays, make_formulation, make_problem
+from fem_frames.commands.info import collect
+from fem_frames.files import written_whole
+from fem_frames.problems import recorded_problem
+from fem_frames.solution_plots import COLORS, save
+from fem_frames.studies import kept_frame
+from training.losses import free_values
+from training.metrics import evaluate, query_seconds, reference_solutions
+from training.reduction import (
+    MethodAnswers,
+    PodSpace,
+    Snapshots,
+    direct_solves,
+    full_system,
+    gradient_errors,
+    reduced_basis,
+)
+from training.regression import PodNet, PolynomialChaos, affordable_degree
+from training.representation import frame_coefficients
+from training.surrogate import Surrogate
+
+CASES = {"quarters": ("least-squares", 10), "inclusion": ("energy", 6)}  # formulation, levels
+
+parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+parser.add_argument("--out", type=Path, default=Path("results"), help="folder for what comes out; default: results")
+parser.add_argument("--problem", action="append", choices=CASES, help="one of the two; default: both")
+parser.add_argument("--levels", type=int, metavar="J", help="refinements; default: 10 for quarters, 6 for inclusion")
+parser.add_argument("--samples", type=int, default=1000, metavar="S", help="solves to learn from; default: 1000")
+parser.add_argument("--test-samples", type=int, default=200, metavar="B", help="new samples; default: 200")
+parser.add_argument("--seed", type=int, default=0, help="of all samples and of the small nets; default: 0")
+parser.add_argument("--run", type=Path, action="append", default=[], help="folder of a trained surrogate; repeatable")
+parser.add_argument("--frame", type=Path, action="append", default=[], help="file of an exported frame; repeatable")
+parser.add_argument("--fast", action="store_true", help="coarse meshes, few samples, short training: a few seconds")
+arguments = parser.parse_args()
+if arguments.fast:
+    CASES = {"quarters": ("least-squares", 5), "inclusion": ("energy", 4)}
+    arguments.samples, arguments.test_samples = min(arguments.samples, 160), min(arguments.test_samples, 16)
+if arguments.samples < 100 or arguments.test_samples < 1 or arguments.seed < 0:
+    parser.error("what is compared here needs at least --samples 100 and --test-samples 1, and no negative --seed")
+
+
+def by_problem(found, option):
+    """What was loaded, by the problem it was made for."""
+    names = [arrays.record.get("problem") for arrays, _ in found]
+    for (arrays, made), name in zip(found, names, strict=True):
+        if name not in CASES or arrays.formulation != CASES[name][0] or names.count(name) > 1:
+            parser.error(
+                f"{option} {made}: one each is taken for quarters with least-squares and for inclusion with energy, "
+                f"this is {name} with {arrays.formulation}"
+            )
+    return dict(zip(names, found, strict=True))
+
+
+try:
+    runs = by_problem([(Surrogate.load(folder).arrays, folder) for folder in arguments.run], "--run")
+    frames = by_problem([(FrameArrays.load(file), file) for file in arguments.frame], "--frame")
+except ValueError as error:
+    parser.error(str(error))
+chosen = arguments.problem or [name for name in CASES if name in frames or not frames]
+
+
+class Comparison:
+    """One problem with its formulation, snapshots and test set, and the rows of its table."""
+
+    def __init__(self, name):
+        self.name, seed = name, arguments.seed
+        self.arrays = self._arrays()
+        if self.arrays.finest_level < 4:
+            parser.error(f"{name} has {self.arrays.finest_level} levels; what is shown here needs at least 4")
+        self.problem = recorded_problem(self.arrays.record)
+        self.exact = make_formulation(Frame.from_arrays(self.arrays, "float64"), self.problem)
+        parameters = self.problem.parameters
+        # Three seeds that never meet: to learn from, to test with, to measure times with.
+        self.reference = reference_solutions(self.exact, parameters.sample(arguments.test_samples, [seed, 1]))
+        self.queries = parameters.sample(128 if arguments.fast else 2000, [seed, 2])
+        self.system, self.system_s = timed(full_system, self.exact)
+        self.direct = direct_solves(self.system)
+        self.snapshots = Snapshots.solve(self.direct, parameters.sample(arguments.samples, seed))
+        self.rows, self.curves = [], {}
+        N, J = self.arrays.nodal_size, self.arrays.finest_level
+        print(f"\n{name}, {self.exact.name}, J = {J}: {N} unknowns, {len(self.reference.y)} test samples")
+        print(f"  {'method':36} {'solves':>6} {'offline':>9} {'1000 queries':>12} {'above floor':>12}", end="")
+        print(f" {'MRE':>8} {'H1 error':>9}")
+
+    def _arrays(self):
+        """The frame from a file, from a run, or by DOLFINx."""
+        given = [found[self.name][0] for found in (frames, runs) if self.name in found]
+        formulation, default = CASES[self.name]
+        arrays = given[0] if given else kept_frame(make_problem(self.name), arguments.levels or default, formulation)
+        wanted = (arguments.levels or arrays.finest_level, arrays.record.get("options"))
+        if any((a.finest_level, a.record.get("options")) != wanted for a in (arrays, *given)):
+            parser.error(f"--levels, --frame and --run for {self.name} differ: give those of one mesh and problem")
+        return arrays
+
+    def measure(self, name, solves, offline_s, surrogate):
+        """A row of the table; (B,) errors of the gradient."""
+        found = evaluate(surrogate, self.reference)
+        w = surrogate.coefficients(torch.as_tensor(self.reference.y))
+        errors = gradient_errors(surrogate.formulation, w, self.reference).numpy()
+        one = query_seconds(surrogate, self.queries[:128])
+        if one < 1e-3:  # what is cheap is also asked all at once
+            one = min(one, query_seconds(surrogate, self.queries, 1000))
+        row = {
+            "method": name,
+            "solves": solves,
+            "offline_s": offline_s,
+            "query_1000_s": 1000 * one,
+            "loss": found.loss,
+            "excess": found.excess,
+            "mre": found.mre,
+            "h1_error": float(errors.mean()),
+        }
+        self.rows.append(row)
+        offline = "-" if offline_s is None else f"{offline_s:.3g} s"
+        print(f"  {name:36} {solves:6d} {offline:>9} {1e6 * one:9.1f} ms {found.excess:12.1e}", end="")
+        print(f" {found.mre:8.1e} {row['h1_error']:9.1e}", flush=True)
+        return errors
+
+    def measure_method(self, method, offline_s):
+        return self.measure(method.name, method.solves, offline_s, MethodAnswers(self.exact, method))
+
+    def measure_run(self):
+        """A row for the surrogate of a run, if there is one."""
+        if self.name not in runs:
+            print(f"  (no --run for {self.name}: `fem-frames train --problem {self.name} …` makes one)")
+            return
+        folder = runs[self.name][1]
+        result = folder / "result.json"
+        seconds = json.loads(result.read_text()).get("seconds") if result.exists() else None
+        self.measure("frame net", 0, seconds, Surrogate.load(folder))
+
+    def projection_errors(self, space):
+        """(B,) of the best approximation in the space: no method, but a bound for all that use its modes."""
+        best = space.project(free_values(self.exact, self.reference))
+        return gradient_errors(self.exact, frame_coefficients(self.arrays, best), self.reference).numpy()
+
+    def row(self, start):
+        return next((r for r in self.rows if r["method"].startswith(start)), None)
+
+    def verdict(self, measure, words):
+        """Which methods are better than the frame net, and which are not, in error and in the time of a query."""
+        net = self.row("frame net")
+        if net is None:
+            return
+        titles = ("more accurate and faster", "more accurate, but slower", "faster, but less accurate", "neither")
+        groups: dict[str, list[str]] = {title: [] for title in titles}
+        for r in self.rows:
+            if r is not net:
+                worse, slower = (r[key] >= net[key] for key in (measure, "query_1000_s"))
+                groups[titles[2 * worse + slower]].append(r["method"])
+        print(f"Beside the frame net, by {words},")
+        for title, names in groups.items():
+            line = f"  {title}: {'; '.join(names) or 'no method'}"
+            print(fill(line, 118, subsequent_indent="    "))
+
+    def record(self):
+        versions = collect()
+        return {
+            "problem": self.name,
+            "formulation": self.exact.name,
+            "levels": self.arrays.finest_level,
+            "test_samples": len(self.reference.y),
+            "floor": float(self.reference.loss.mean()),
+            "rows": self.rows,
+            "curves": self.curves,
+            "versions": {key: versions[key] for key in ("fem-frames", "python", "numpy", "scipy", "torch")},
+            "threads": torch.get_num_threads(),
+        }
+
+
+def timed(make, *given, **options):
+    start = perf_counter()
+    made = make(*given, **options)
+    return made, perf_counter() - start
+
+
+# ---- 1. Four quarters: a problem that is small in disguise ---------------------------------------------
+#
+# −(a_y u')' = 1 with a_y constant on each quarter. The flux is σ = c - x with a number c that depends on y, and u' is
+# σ/a_k on the k-th quarter: all solutions are combinations of ten functions with the weights 1, c, 1/a_k and c/a_k, and
+# u(1) = 0 is a linear relation of these. So they lie in an affine space of dimension 8, discrete ones up to O(h²). Nine
+# solves span it; 16 are taken, because nine random ones may span it badly, which costs up to two digits of the excess.
+# The functional ‖σ' + 1‖² + ‖σ/a_y - u'‖² is quadratic in 1/a_y: it is reduced to 8 × 8 matrices once and for all.
+
+
+def compare_quarters():
+    case = Comparison("quarters")
+    few, some = case.snapshots.first(16), case.snapshots.first(min(400, arguments.samples))
+    case.measure_method(case.direct, case.system_s)
+
+    space, seconds = timed(PodSpace.build, case.exact, few, 8)
+    method, own = timed(reduced_basis, case.system, space)
+    case.measure_method(method, few.seconds + seconds + case.system_s + own)
+
+    degree = min(5, affordable_degree(4, len(some.y)))
+    space, seconds = timed(PodSpace.build, case.exact, some, 8)
+    method, own = timed(PolynomialChaos, case.problem, space, some, degree)
+    case.measure_method(method, some.seconds + seconds + own)
+
+    space, seconds = timed(PodSpace.build, case.exact, case.snapshots, 8)
+    steps = (200, 50) if arguments.fast else (1000, 3000)
+    method, own = timed(PodNet, case.problem, space, case.snapshots, (64, 64), steps, arguments.seed)
+    case.measure_method(method, case.snapshots.seconds + seconds + own)
+    case.measure_run()
+
+    spectrum = (space.spectrum / space.spectrum[0]).tolist()
+    case.curves["POD spectrum"] = [[k + 1, value] for k, value in enumerate(spectrum[:16])]
+    floor, basis = float(case.reference.loss.mean()), case.row("least-squares reduced basis")
+    print(f"The floor is {floor:.4e}. Singular values of the snapshots, the 8th and the 9th: ", end="")
+    print(f"{spectrum[7]:.0e} and {spectrum[8]:.0e} of the first.")
+    print(f"A reduced basis of 8 modes, made from 16 solves, is {basis['excess']:.0e} above the floor.")
+    net = case.row("frame net")
+    if net is not None:
+        print(f"The frame net is {net['excess']:.1e} above it, and its queries take", end=" ")
+        print(f"{net['query_1000_s'] / basis['query_1000_s']:.1f} times as long.")
+        if net["query_1000_s"] > basis["query_1000_s"]:
+            print("So on this problem a net gains nothing.")
+        assert net["excess"] > basis["excess"]
+    case.verdict("excess", "the loss")
+
+    h2 = 4.0**-case.arrays.finest_level
+    assert spectrum[8] < 0.2 * h2 < 1e-3 < spectrum[7], "the solutions must lie in an affine space of dimension 8"
+    assert abs(basis["excess"]) < 0.02 * h2**2, "the reduced basis must be exact up to O(h⁴)"
+    assert all(r["loss"] > (1 - 1e-9) * floor for r in case.rows), "nothing is below the floor"
+    assert all(r["excess"] > basis["excess"] for r in case.rows if r["method"].startswith(("POD", "poly")))
+    return case
+
+
+# ---- 2. A disk that moves: what linear reduction finds hard --------------------------------------------
+#
+# The kink of u travels with the disk. A linear space that is to hold the solutions for all its places needs many
+# dimensions: the error of the best one, that of POD, falls slowly with N. And a_y is not affine in y, so a reduced
+# basis has to visit the mesh for every query. The Galerkin solution is at most √10 times worse than the best
+# approximation in the same space, 10 being the contrast of a_y (Céa).
+
+
+def compare_inclusion():
+    case = Comparison("inclusion")
+    case.measure_method(case.direct, case.system_s)
+    space, seconds = timed(PodSpace.build, case.exact, case.snapshots)
+    offline = case.snapshots.seconds + seconds
+    few = min(space.size - 1, case.arrays.nodal_size // 8)  # on a coarse mesh many modes would be all there is
+    sizes = [n for n in (5, 10, 20, 40, 80, 160, 320) if n <= few]
+    best, reduced = {}, {}
+    for n in sizes:
+        best[n] = case.projection_errors(space.first(n))
+        method, own = timed(reduced_basis, case.system, space.first(n))
+        reduced[n] = case.measure_method(method, offline + case.system_s + own)
+
+    modes = max(n for n in sizes if n <= 160)
+    short = space.first(modes)
+    degree = affordable_degree(3, arguments.samples, surplus=4)
+    method, own = timed(PolynomialChaos, case.problem, short, case.snapshots, degree)
+    fitted = [case.measure_method(method, offline + own)]
+    steps = (200, 50) if arguments.fast else (2000, 200)
+    method, own = timed(PodNet, case.problem, short, case.snapshots, (128, 128, 128), steps, arguments.seed)
+    fitted.append(case.measure_method(method, offline + own))
+    case.measure_run()
+
+    case.curves["POD projection"] = [[n, float(best[n].mean())] for n in sizes]
+    case.curves["reduced basis"] = [[n, float(reduced[n].mean())] for n in sizes]
+    for name, errors in zip(("polynomial chaos", "POD and net"), fitted, strict=True):
+        case.curves[name] = [[modes, float(errors.mean())]]
+    rate = -np.polyfit(np.log(sizes), np.log([best[n].mean() for n in sizes]), 1)[0]
+    print(f"The best approximation by N modes errs like N^-{rate:.2f}:", end=" ")
+    print(", ".join(f"{best[n].mean():.3f} (N = {n})" for n in sizes))
+    net = case.row("frame net")
+    if net is not None:
+        for title, errors in (("POD space", best), ("Galerkin reduced basis", reduced)):
+            enough = next((n for n in sizes if errors[n].mean() <= net["h1_error"]), None)
+            many = f"more than {sizes[-1]}" if enough is None else f"at most {enough}"
+            print(f"The frame net errs by {net['h1_error']:.4f}; a {title} needs {many} modes for that.")
+    case.verdict("h1_error", "the error of ∇u")
+    case.verdict("excess", "the energy, which the reduced basis and the frame net minimise")
+
+    contrast = case.problem.options.get("conductivity", 10.0)
+    for n in sizes:
+        assert (best[n] <= (1 + 1e-9) * reduced[n]).all(), "nothing in the space is better than the projection"
+        assert (reduced[n] <= np.sqrt(max(contrast, 1 / contrast)) * best[n]).all(), "Céa's lemma must hold"
+    for errors in fitted:
+        assert (best[modes] <= (1 + 1e-9) * errors).all()
+    assert rate < 0.6, "linear reduction must be weak where features move"
+    assert case.row("direct")["h1_error"] < 1e-8
+    return case
+
+
+# ---- 3. Numbers and picture ----------------------------------------------------------------------------
+
+
+def draw(case, path):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11.5, 4.8), sharey=True, layout="constrained")
+    names, markers = ("Galerkin reduced basis", "polynomial chaos", "POD and net", "frame net"), "os^*"
+    styles = dict(zip(names, zip(COLORS, markers, strict=False), strict=False))
+    curves, net = case.curves, case.row("frame net")
+    left.loglog(*zip(*curves["POD projection"], strict=True), "k--", label="best approximation (POD projection)")
+    left.loglog(*zip(*curves["reduced basis"], strict=True), "o-", color=COLORS[0], label=names[0])
+    for name in names[1:3]:
+        left.loglog(*curves[name][0], styles[name][1], color=styles[name][0], markersize=8, label=name)
+    if net is not None:
+        left.axhline(net["h1_error"], color=COLORS[3], label="frame net")
+    left.set(xlabel="number of modes N", ylabel="mean relative error of ∇u", title="Error against dimension")
+    for name, (color, marker) in styles.items():
+        mine = [(r["query_1000_s"], r["h1_error"]) for r in case.rows if r["method"].startswith(name)]
+        if mine:
+            right.loglog(*zip(*mine, strict=True), marker, color=color, markersize=8, label=name)
+    right.axvline(case.row("direct")["query_1000_s"], color="black", linestyle=":", label="direct solves (no error)")
+    right.set(xlabel="seconds for 1000 queries", title="Error against time")
+    for axes in (left, right):
+        axes.grid(alpha=0.3, which="both")
+        axes.legend(fontsize=8)
+    figure.suptitle(f"A disk that moves: (E), J = {case.arrays.finest_level}")
+    save(figure, path)
+
+
+arguments.out.mkdir(parents=True, exist_ok=True)
+compare = {"quarters": compare_quarters, "inclusion": compare_inclusion}
+found = [compare[name]() for name in CASES if name in chosen]
+with written_whole(arguments.out / "comparison.json") as file:
+    content = json.dumps({"problems": [case.record() for case in found]}, indent=1, allow_nan=False)
+    file.write(content.encode())
+print(f"\nNumbers: {arguments.out / 'comparison.json'}")
+if "inclusion" in chosen:
+    draw(found[-1], arguments.out / "comparison.png")
+    print(f"Picture: {arguments.out / 'comparison.png'}")
