@@ -17,6 +17,7 @@ from fem_frames import MeshHierarchy, export_frame, make_problem
 from nets import NETS
 from training.configuration import Configuration
 from training.experiments.cells import Cell, State
+from training.experiments.comparison import write_comparison
 from training.experiments.fresh import evaluate_fresh
 from training.experiments.initialisation import random_functions
 from training.experiments.overview import Overview, duration, expected_seconds
@@ -287,13 +288,14 @@ def test_nets_are_evaluated_on_new_samples_as_the_command_does_it(experiment):
     assert sum(row["fresh"] is not None for row in rows) == 4  # one cell is in two tables
 
 
-REPORTS = sorted((ROOT / "docs" / "results").glob("*/report.json"))
-
-
-@pytest.mark.parametrize("path", REPORTS, ids=lambda p: p.parent.name)
-def test_the_pages_in_docs_say_what_their_json_says(path, tmp_path):
-    write_page(json.loads(path.read_text()), tmp_path)
-    assert (path.parent / "report.md").read_text() == (tmp_path / "report.md").read_text()
+def test_the_pages_in_docs_say_what_their_json_says(tmp_path):
+    for path in (ROOT / "docs" / "results").glob("*/report.json"):
+        write_page(json.loads(path.read_text()), tmp_path)
+        assert path.with_name("report.md").read_text() == (tmp_path / "report.md").read_text()
+    for path in (ROOT / "docs" / "results").glob("*/comparison.json"):
+        (tmp_path / "comparison.png").touch()
+        write_comparison(json.loads(path.read_text()), tmp_path)
+        assert path.with_name("comparison.md").read_text() == (tmp_path / "comparison.md").read_text()
 
 
 def test_the_command_reports_with_figures_and_from_json_alone(experiment, tmp_path, monkeypatch):

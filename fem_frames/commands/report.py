@@ -20,7 +20,10 @@ def add(subparsers: Any) -> None:
         "Runs that are missing or at work are shown as such.",
     )
     parser.add_argument(
-        "experiment", type=Path, metavar="DIR", help="folder of `tables`, or a report.json to be drawn anew"
+        "experiment",
+        type=Path,
+        metavar="DIR",
+        help="folder of `tables`; or a report.json, to be drawn anew; or a comparison.json of demo_comparison.py",
     )
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="default: DIR/report")
     parser.add_argument(
@@ -30,6 +33,7 @@ def add(subparsers: Any) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
+    from training.experiments.comparison import write_comparison
     from training.experiments.report import REPORT, collect, write_page
 
     from_runs = not parsed.experiment.is_file()
@@ -44,6 +48,10 @@ def run(parsed: argparse.Namespace) -> None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"cannot write to {out}: {error.strerror or error}") from error
+    if "problems" in report:
+        write_comparison(report, out)
+        show({"out": str(out), "problems": [found["problem"] for found in report["problems"]]}, parsed.json)
+        return
     if not parsed.no_figures:
         report["figures"] = _draw(report, parsed.experiment if from_runs else None, out)
     with written_whole(out / REPORT) as file:
@@ -55,10 +63,12 @@ def run(parsed: argparse.Namespace) -> None:
 
 
 def _load(path: Path) -> dict[str, Any]:
+    from training.experiments.comparison import is_comparison
+
     try:
         report = json.loads(path.read_text())
-        known = {"preset", "tables", "curves", "protocol", "figures"} <= set(report)
-    except (OSError, ValueError, TypeError) as error:
+        known = {"preset", "tables", "curves", "protocol", "figures"} <= set(report) or is_comparison(report)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} cannot be read as a report: {error}") from error
     if not known:
         raise ValueError(f"{path} is no report of fem-frames: give a report.json, or the folder of an experiment")

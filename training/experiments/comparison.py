@@ -1,0 +1,61 @@
+"""The page of `demos/demo_comparison.py`: Markdown from its comparison.json."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fem_frames.files import written_whole
+from training.experiments.overview import duration
+from training.experiments.report import markdown_row, short
+
+PAGE = "comparison.md"
+COMMAND = "python demos/demo_comparison.py --run QUARTERS --run INCLUSION --out FOLDER"
+HEADINGS = ("method", "solves", "offline", "1000 queries", "loss above the floor", "MRE", "error of ∇u")
+
+
+def is_comparison(record: Mapping[str, Any]) -> bool:
+    """Whether it is what the demo writes."""
+    problems = record.get("problems")
+    return isinstance(problems, list) and all({"problem", "rows", "curves"} <= set(p) for p in problems)
+
+
+def write_comparison(record: Mapping[str, Any], folder: Path) -> None:
+    with written_whole(folder / PAGE) as file:
+        file.write(("\n".join(_page(record, folder)) + "\n").encode())
+
+
+def _time(seconds: float) -> str:
+    return f"{1e3 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.1f} s" if seconds < 60 else duration(seconds)
+
+
+def _page(record: Mapping[str, Any], folder: Path) -> Iterator[str]:
+    yield "# What a numerical analyst would do instead"
+    yield ""
+    yield f"Written by `fem-frames report comparison.json`, which `{COMMAND}` made; all methods in one process."
+    for found in record["problems"]:
+        yield ""
+        yield f"## {found['problem']}: {found['formulation']}, J = {found['levels']}"
+        yield ""
+        floor = f", floor {found['floor']:.4e}" if found["floor"] > 0 else ""
+        yield f"{found['test_samples']} test samples{floor}, {found['threads']} thread(s)."
+        yield ""
+        yield markdown_row(HEADINGS)
+        yield markdown_row(["---"] * len(HEADINGS))
+        for row in found["rows"]:
+            offline = "–" if row["offline_s"] is None else _time(row["offline_s"])
+            errors = [short(row[key]) for key in ("excess", "mre", "h1_error")]
+            yield markdown_row([row["method"], row["solves"], offline, _time(row["query_1000_s"]), *errors])
+        projection = found["curves"].get("POD projection")
+        if projection:
+            yield ""
+            yield "Best approximation by N POD modes, error of ∇u: " + ", ".join(
+                f"{error:.3f} (N = {modes})" for modes, error in projection
+            )
+    if (folder / "comparison.png").exists():
+        yield ""
+        yield "![Error against the number of modes and against the time of 1000 queries](comparison.png)"
+    for versions in {str(p["versions"]): p["versions"] for p in record["problems"]}.values():
+        yield ""
+        yield ", ".join(f"{name} {version}" for name, version in versions.items())
