@@ -5,13 +5,10 @@ train(Configuration(problem="quarters", formulation="least-squares", levels=8, o
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -31,6 +28,7 @@ from training.metrics import Metrics, evaluate
 from training.objective import Objective
 from training.optimizers import LINE_SEARCH, cosine_rate, make_stepper
 from training.precision import MasterWeights, Weights
+from training.signals import StopSignals
 from training.surrogate import fingerprint
 
 CONTENT = {
@@ -318,30 +316,12 @@ class Training:
         self._stopping = self.world.any(self._interrupted, self.device)
         return self._stopping
 
-    def _signals(self) -> _StopSignals:
+    def _signals(self) -> StopSignals:
+        """A first one asks for an end after the step that is being taken, a second one ends at once."""
+
         def stop() -> None:
             if self._interrupted:
                 raise KeyboardInterrupt("interrupted twice; the last checkpoint is kept")
             self._interrupted = True
 
-        return _StopSignals(stop)
-
-
-class _StopSignals:
-    """Ctrl-C and SIGTERM ask for an end after the step that is being taken; a second one ends at once."""
-
-    def __init__(self, stop: Callable[[], None]) -> None:
-        self._stop = stop
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._handle)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        self._stop()
-
-    def __exit__(self, *error: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        return StopSignals(stop)

@@ -10,6 +10,7 @@ import math
 import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from training.experiments.cells import Cell
 from training.experiments.overview import duration
 from training.experiments.protocol import PRESETS, WORDS, Preset, Row
 from training.experiments.runner import preset_of
+from training.recipes import best
 
 REPORT, PAGE = "report.json", "report.md"
 POINTS = 200  # of a curve at most
@@ -73,6 +75,12 @@ def protocol_lines(preset: Preset) -> list[str]:
                 f"{c.steps_per_epoch} steps of {c.batch} {samples}" if c.sampling == "fresh" else f"a step, {samples}"
             )
             lines.append(f"{words}: {c.epochs} epochs, in each {steps}")
+    if not preset.optimizers:
+        recipe = {**best(), "batch": replace(base, **best()).resolved().batch}
+        lines.append("recipe, unless a table says otherwise: " + ", ".join(f"{k} {v}" for k, v in recipe.items()))
+        lines.append("in float16 the net runs in half; master weights and the optimizer are in float32 (mixed)")
+    inputs = "mapped to [-1, 1] by the box of the parameters" if base.map_inputs else "y as they are"
+    lines.append(f"inputs of nets are {inputs}; rates fall by half a cosine in five sixths of the epochs, then stay")
     return lines
 
 

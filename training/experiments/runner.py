@@ -21,6 +21,7 @@ from fem_frames.files import check_writable, written_whole
 from training import runs
 from training.experiments.cells import Cell
 from training.experiments.overview import Overview
+from training.signals import StopSignals
 
 MARK = "experiment.json"
 POLL = 0.2  # seconds
@@ -76,21 +77,18 @@ class _Runner:
         self._working: dict[str, tuple[Cell, subprocess.Popen[bytes]]] = {}
         self._cells = cells
         self._outcome = Outcome()
-        self._told = False
+        self._stopping = False
+        self._told: set[str] = set()
 
     def run(self) -> Outcome:
-        before = {number: signal.signal(number, self._tell) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            with self._overview:
-                while self._working or (self._waiting and not self._told):
-                    self._start_cells()
-                    time.sleep(POLL)
-                    self._look_at_cells()
-                    self._overview.update(set(self._working))
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-        if self._told:
+        with StopSignals(self._stop), self._overview:
+            try:
+                self._loop()
+            finally:  # whatever went wrong here, the runs save before they end
+                self._pass_on()
+                for _, process in self._working.values():
+                    process.wait()
+        if self._stopping:
             raise KeyboardInterrupt("interrupted; cells that were at work have saved, the same command goes on")
         for cell in self._cells:
             status = cell.state().status
@@ -100,9 +98,18 @@ class _Runner:
                 self._outcome.diverged.append(cell.name)
         return self._outcome
 
+    def _loop(self) -> None:
+        while self._working or (self._waiting and not self._stopping):
+            self._start_cells()
+            time.sleep(POLL)
+            if self._stopping:
+                self._pass_on()
+            self._look_at_cells()
+            self._overview.update(set(self._working))
+
     def _start_cells(self) -> None:
         for cell in list(self._waiting):
-            if len(self._working) >= self._workers or self._told:
+            if len(self._working) >= self._workers or self._stopping:
                 return
             if cell.state().complete:  # by another process that works on the same experiment
                 self._waiting.remove(cell)
@@ -123,16 +130,18 @@ class _Runner:
                 self._overview.ended(cell)
             elif cell.busy():
                 self._waiting.append(cell)  # another process was faster
-            elif not self._told:
+            elif not self._stopping:
                 self._outcome.failed[name] = reason = _last_line(cell.output)
                 self._overview.say(f"{name}: failed, {reason}")
 
-    def _tell(self, number: int, frame: object) -> None:
-        """Hands the wish to stop on to the runs, once: a second time they would not save."""
-        if not self._told:
-            self._told = True
-            for _, process in self._working.values():
-                process.send_signal(signal.SIGINT)
+    def _stop(self) -> None:
+        self._stopping = True
+
+    def _pass_on(self) -> None:
+        """Hands the wish to stop on to the runs, to each once: a second time they would not save."""
+        for name in set(self._working) - self._told:
+            self._told.add(name)
+            self._working[name][1].send_signal(signal.SIGINT)
 
 
 def _start(cell: Cell, workers: int) -> subprocess.Popen[bytes]:
