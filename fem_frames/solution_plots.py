@@ -80,11 +80,11 @@ def plot_solution(arrays: FrameArrays, fields: Mapping[str, Floats], path: Path,
         if arrays.dimension == 1:
             order = np.argsort(arrays.points[:, 0])
             ax.plot(arrays.points[order, 0], values[order], color=COLORS[0])
-            ax.set(xlabel="x", title=_symbol(name))
+            ax.set(xlabel="x", title=symbol(name))
             ax.grid(alpha=0.3)
         else:
             figure.colorbar(_map(ax, arrays, values), ax=ax, shrink=0.85)
-            ax.set_title(_symbol(name))
+            ax.set_title(symbol(name))
     figure.suptitle(title)
     save(figure, path)
 
@@ -127,7 +127,7 @@ def _draw_lines(part: Any, panel: SolutionPanel) -> None:
             color = COLORS[i % len(COLORS)]
             axes.plot(x[order], panel.reference[name][i][order], color=color, linewidth=5, alpha=0.25)
             axes.plot(x[order], value[order], color=color, linewidth=1.2, label=_short(panel.y[i]))
-        axes.set(xlabel="x", title=f"{panel.label}: {_symbol(name)}")
+        axes.set(xlabel="x", title=f"{panel.label}: {symbol(name)}")
         axes.grid(alpha=0.3)
     all_axes[0].legend(fontsize=7)
 
@@ -164,5 +164,5 @@ def _map(axes: Any, arrays: FrameArrays, values: Floats, **options: Any) -> Any:
     return axes.tripcolor(x[:, 0], x[:, 1], arrays.levels[-1].cells, values, shading="gouraud", **options)
 
 
-def _symbol(name: str) -> str:
+def symbol(name: str) -> str:
     return {"sigma": "σ"}.get(name, name)

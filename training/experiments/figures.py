@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fem_frames.plots import pyplot
-from fem_frames.solution_plots import COLORS, save
+from fem_frames.solution_plots import COLORS, save, symbol
 from training.experiments.report import EXCESSES
 
 STYLES = {"float16": ":", "float16 mixed": ":", "float32": "--", "float64": "-"}
@@ -126,6 +126,6 @@ def draw_initialisation(values: Mapping[str, Mapping[str, Any]], x: Any, path: P
         for axes, name in zip(line, fields, strict=True):
             for number, sample in enumerate(by_field[name]):
                 axes.plot(x[order], sample[order], color=COLORS[number % len(COLORS)], linewidth=0.9)
-            axes.set(title=f"{basis}: {name}", xlabel="x")
+            axes.set(title=f"{basis}: {symbol(name)}", xlabel="x")
             axes.grid(alpha=0.3)
     save(figure, path)
