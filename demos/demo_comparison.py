@@ -57,6 +57,12 @@ if arguments.fast:
     arguments.samples, arguments.test_samples = min(arguments.samples, 160), min(arguments.test_samples, 16)
 if arguments.samples < 100 or arguments.test_samples < 1 or arguments.seed < 0:
     parser.error("what is compared here needs at least --samples 100 and --test-samples 1, and no negative --seed")
+if arguments.levels is not None and arguments.levels < 4:
+    parser.error(f"--levels is {arguments.levels}; what is shown here needs at least 4")
+try:
+    arguments.out.mkdir(parents=True, exist_ok=True)
+except OSError as error:
+    parser.error(f"cannot write to {arguments.out}: {error.strerror}")
 
 
 def by_problem(found, option):
@@ -96,7 +102,7 @@ class Comparison:
         self.system, self.system_s = timed(full_system, self.exact)
         self.direct = direct_solves(self.system)
         self.snapshots = Snapshots.solve(self.direct, parameters.sample(arguments.samples, seed))
-        self.rows, self.curves = [], {}
+        self.rows, self.curves, self.verdicts = [], {}, []
         N, J = self.arrays.nodal_size, self.arrays.finest_level
         print(f"\n{name}, {self.exact.name}, J = {J}: {N} unknowns, {len(self.reference.y)} test samples")
         print(f"  {'method':36} {'solves':>6} {'offline':>9} {'1000 queries':>12} {'above floor':>12}", end="")
@@ -154,6 +160,20 @@ class Comparison:
         best = space.project(free_values(self.exact, self.reference))
         return gradient_errors(self.exact, frame_coefficients(self.arrays, best), self.reference).numpy()
 
+    def say(self, text):
+        """A sentence that belongs to the numbers."""
+        self.verdicts.append(text)
+        print(fill(text, 118, subsequent_indent="  "))
+
+    def run_record(self):
+        """What the frame net is and how it was trained."""
+        if self.name not in runs:
+            return None
+        record = Surrogate.load(runs[self.name][1]).record
+        names = ("net", "rank", "blocks", "level_decay", "optimizer", "precision", "epochs", "batch", "seed")
+        settings = {name: record["configuration"][name] for name in names}
+        return {"settings": settings, **{key: record["result"][key] for key in ("parameters", "threads", "seconds")}}
+
     def row(self, start):
         return next((r for r in self.rows if r["method"].startswith(start)), None)
 
@@ -168,10 +188,8 @@ class Comparison:
             if r is not net:
                 worse, slower = (r[key] >= net[key] for key in (measure, "query_1000_s"))
                 groups[titles[2 * worse + slower]].append(r["method"])
-        print(f"Beside the frame net, by {words},")
-        for title, names in groups.items():
-            line = f"  {title}: {'; '.join(names) or 'no method'}"
-            print(fill(line, 118, subsequent_indent="    "))
+        parts = [f"{title}: {', '.join(names) or 'no method'}" for title, names in groups.items()]
+        self.say(f"Beside the frame net, by {words}: {'; '.join(parts)}.")
 
     def record(self):
         versions = collect()
@@ -179,13 +197,27 @@ class Comparison:
             "problem": self.name,
             "formulation": self.exact.name,
             "levels": self.arrays.finest_level,
+            "seed": arguments.seed,
+            "snapshots": len(self.snapshots.y),
             "test_samples": len(self.reference.y),
             "floor": float(self.reference.loss.mean()),
             "rows": self.rows,
             "curves": self.curves,
+            "verdicts": self.verdicts,
+            "run": self.run_record(),
             "versions": {key: versions[key] for key in ("fem-frames", "python", "numpy", "scipy", "torch")},
             "threads": torch.get_num_threads(),
         }
+
+
+records: list[dict] = []
+
+
+def write_numbers(case):
+    """Before the claims are checked: what was measured is kept whatever they say."""
+    records.append(case.record())
+    with written_whole(arguments.out / "comparison.json") as file:
+        file.write(json.dumps({"problems": records}, indent=1, allow_nan=False).encode())
 
 
 def timed(make, *given, **options):
@@ -226,20 +258,21 @@ def compare_quarters():
     spectrum = (space.spectrum / space.spectrum[0]).tolist()
     case.curves["POD spectrum"] = [[k + 1, value] for k, value in enumerate(spectrum[:16])]
     floor, basis = float(case.reference.loss.mean()), case.row("least-squares reduced basis")
-    print(f"The floor is {floor:.4e}. Singular values of the snapshots, the 8th and the 9th: ", end="")
-    print(f"{spectrum[7]:.0e} and {spectrum[8]:.0e} of the first.")
-    print(f"A reduced basis of 8 modes, made from 16 solves, is {basis['excess']:.0e} above the floor.")
+    case.say(
+        f"Singular values of the snapshots, the 8th and the 9th: {spectrum[7]:.0e} and {spectrum[8]:.0e} of the first. "
+        f"A reduced basis of 8 modes, made from 16 solves, is {basis['excess']:.0e} above the floor, {floor:.4e}."
+    )
     net = case.row("frame net")
     if net is not None:
-        print(f"The frame net is {net['excess']:.1e} above it, and its queries take", end=" ")
-        print(f"{net['query_1000_s'] / basis['query_1000_s']:.1f} times as long.")
-        if net["query_1000_s"] > basis["query_1000_s"]:
-            print("So on this problem a net gains nothing.")
-        assert net["excess"] > basis["excess"]
+        times = net["query_1000_s"] / basis["query_1000_s"]
+        gains = " So on this problem a net gains nothing." if times > 1 and net["excess"] > basis["excess"] else ""
+        case.say(f"The frame net is {net['excess']:.1e} above it, its queries take {times:.1f} times as long.{gains}")
     case.verdict("excess", "the loss")
+    write_numbers(case)
 
     h2 = 4.0**-case.arrays.finest_level
     assert spectrum[8] < 0.2 * h2 < 1e-3 < spectrum[7], "the solutions must lie in an affine space of dimension 8"
+    assert net is None or net["excess"] > basis["excess"]
     assert abs(basis["excess"]) < 0.02 * h2**2, "the reduced basis must be exact up to O(h⁴)"
     assert all(r["loss"] > (1 - 1e-9) * floor for r in case.rows), "nothing is below the floor"
     assert all(r["excess"] > basis["excess"] for r in case.rows if r["method"].startswith(("POD", "poly")))
@@ -282,16 +315,17 @@ def compare_inclusion():
     for name, errors in zip(("polynomial chaos", "POD and net"), fitted, strict=True):
         case.curves[name] = [[modes, float(errors.mean())]]
     rate = -np.polyfit(np.log(sizes), np.log([best[n].mean() for n in sizes]), 1)[0]
-    print(f"The best approximation by N modes errs like N^-{rate:.2f}:", end=" ")
+    case.say(f"The error of the best approximation by N modes falls like N^-{rate:.2f}.")
     print(", ".join(f"{best[n].mean():.3f} (N = {n})" for n in sizes))
     net = case.row("frame net")
     if net is not None:
         for title, errors in (("POD space", best), ("Galerkin reduced basis", reduced)):
             enough = next((n for n in sizes if errors[n].mean() <= net["h1_error"]), None)
             many = f"more than {sizes[-1]}" if enough is None else f"at most {enough}"
-            print(f"The frame net errs by {net['h1_error']:.4f}; a {title} needs {many} modes for that.")
+            case.say(f"The frame net errs by {net['h1_error']:.4f}; a {title} needs {many} modes for that.")
     case.verdict("h1_error", "the error of ∇u")
     case.verdict("excess", "the energy, which the reduced basis and the frame net minimise")
+    write_numbers(case)
 
     contrast = case.problem.options.get("conductivity", 10.0)
     for n in sizes:
@@ -323,6 +357,8 @@ def draw(case, path):
         left.loglog(*curves[name][0], styles[name][1], color=styles[name][0], markersize=8, label=name)
     if net is not None:
         left.axhline(net["h1_error"], color=COLORS[3], label="frame net")
+    left.set_xticks([n for n, _ in curves["POD projection"]], [str(n) for n, _ in curves["POD projection"]])
+    left.minorticks_off()
     left.set(xlabel="number of modes N", ylabel="mean relative error of ∇u", title="Error against dimension")
     for name, (color, marker) in styles.items():
         mine = [(r["query_1000_s"], r["h1_error"]) for r in case.rows if r["method"].startswith(name)]
@@ -337,12 +373,8 @@ def draw(case, path):
     save(figure, path)
 
 
-arguments.out.mkdir(parents=True, exist_ok=True)
 compare = {"quarters": compare_quarters, "inclusion": compare_inclusion}
 found = [compare[name]() for name in CASES if name in chosen]
-with written_whole(arguments.out / "comparison.json") as file:
-    content = json.dumps({"problems": [case.record() for case in found]}, indent=1, allow_nan=False)
-    file.write(content.encode())
 print(f"\nNumbers: {arguments.out / 'comparison.json'}")
 if "inclusion" in chosen:
     draw(found[-1], arguments.out / "comparison.png")

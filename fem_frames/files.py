@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
+import shutil
 import sys
 import time
 import zipfile
@@ -29,6 +31,11 @@ def written_whole(path: str | Path) -> Iterator[IO[bytes]]:
                 file.flush()
                 os.fsync(file.fileno())
             part.replace(target)
+        except Exception as error:
+            if isinstance(error, OSError) or shutil.disk_usage(target.parent).free > 2**20:
+                raise
+            # torch and NumPy speak of positions and closed files when there is no room
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
         finally:
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)

@@ -1,31 +1,28 @@
 """Experiments: which cells there are, that they are run once, resumed and reported."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from small_runs import result_of, run_command
 
-from fem_frames import MeshHierarchy, export_frame, make_problem
+from fem_frames.commands import tables as tables_command
 from nets import NETS
 from training.configuration import Configuration
 from training.experiments.cells import Cell, State
-from training.experiments.comparison import write_comparison
-from training.experiments.fresh import evaluate_fresh
-from training.experiments.initialisation import random_functions
 from training.experiments.overview import Overview, duration, expected_seconds
 from training.experiments.paper import TABLE_1, TABLE_2, TABLE_3
-from training.experiments.protocol import PRESETS
-from training.experiments.report import collect, write_page
+from training.experiments.protocol import PRESETS, WORDS
 from training.experiments.runner import claim, preset_of, run_cells
-from training.recipes import RECIPES
+from training.recipes import RECIPES, best
 
 pytestmark = pytest.mark.serial
 ROOT = Path(__file__).parent.parent
@@ -47,12 +44,32 @@ def run_quietly(cells, workers=2):
 def test_the_tables_are_those_of_the_paper():
     tables = {t.name: t for t in PRESETS["paper"].tables()}
     assert {name: len(t.rows) for name, t in tables.items()} == {"1": 21, "2": 12, "3": 9}
-    printed = {name: [row.paper for row in t.rows if row.paper is not None] for name, t in tables.items()}
-    for name, values in (("1", TABLE_1), ("2", TABLE_2), ("3", TABLE_3)):
-        assert sorted(printed[name]) == sorted(values.values())
+    for row in tables["1"].rows:
+        c = row.configuration
+        assert row.paper == (None if c.rate else TABLE_1.get((c.optimizer, c.loss, c.precision)))
+    for row in tables["2"].rows:
+        assert row.paper == TABLE_2[row.configuration.optimizer, row.configuration.precision]
+    for row in tables["3"].rows:
+        assert row.paper == TABLE_3[row.configuration.net, row.configuration.precision]
     only_spoken_of = [row.labels for row in tables["1"].rows if row.paper is None]
     spoken_of = [(o, "bpx", "float16") for o in ("SGD", "Adam", "L-BFGS", "NGD")]
     assert only_spoken_of == [*spoken_of, ("SGD, rate 1e-05", "nodal", "float32")]
+
+
+def test_values_of_the_paper_agree_where_it_prints_them_twice():
+    for precision in ("float16", "float32", "float64"):
+        assert TABLE_3["full", precision] == TABLE_2["adam", precision]
+    for precision in ("float32", "float64"):
+        assert TABLE_1["sgd", "bpx", precision] == TABLE_2["sgd", precision]
+    # MSE is that of the joint nodal vector, whose squared norm is 98.5 in the mean: where a net has learnt next to
+    # nothing, MRE² times that is the MSE. The paper's 0.735 for SGD in float32 cannot be; it reads as 0.935.
+    for optimizer in ("sgd", "ngd"):
+        value = TABLE_1[optimizer, "nodal", "float64"]
+        assert value.mse == pytest.approx(98.5 * value.mre**2, rel=0.02)
+
+
+def test_the_command_line_knows_the_presets():
+    assert tuple(PRESETS) == tables_command.PRESETS
 
 
 @pytest.mark.parametrize("name", ["quick", "cpu", "paper"])
@@ -76,6 +93,7 @@ def test_a_table_is_labelled_by_what_its_cells_are():
             c = row.configuration
             assert row.cell.removesuffix("-slow") == f"{c.net}-{c.optimizer}-{c.loss}-{c.precision}"
             assert row.labels[-1] == c.precision
+            assert row.labels[0].startswith(WORDS[c.net if table.name == "3" else c.optimizer])
 
 
 def test_the_paper_preset_has_6000_epochs_and_j_10():
@@ -98,8 +116,16 @@ def test_unknown_tables_are_refused():
 @pytest.mark.parametrize("precision", ["float16", "bfloat16", "float32", "float64"])
 def test_recipes_are_configurations(precision):
     for recipe in RECIPES.values():
-        c = Configuration(problem="quarters", levels=3, **recipe(precision)).resolved()
+        c = Configuration(problem="quarters", levels=3, **recipe({"precision": precision})).resolved()
         assert (c.precision, c.mixed) == (precision, precision in ("float16", "bfloat16"))
+
+
+def test_a_recipe_yields_to_what_is_given():
+    assert "rate" not in best({"optimizer": "adam"})
+    assert "level_decay" not in best({"loss": "nodal"})
+    assert best({"level_decay": 1.0, "epochs": 3})["level_decay"] == 1.0
+    for given in ({"optimizer": "lbfgs"}, {"loss": "nodal"}, {"precision": "float16", "mixed": False}):
+        Configuration(problem="quarters", levels=3, **best(given)).resolved()
 
 
 # ---- running
@@ -112,6 +138,7 @@ def test_cells_run_once_and_one_that_diverges_does_not_stop_the_others(tmp_path)
     assert (outcome.done, outcome.diverged, outcome.failed) == (["good", "other"], ["wild"], {})
     assert [cell.state().status for cell in cells] == ["done", "diverged", "done"]
     failure = json.loads((cells[1].folder / "failure.json").read_text())
+    assert cells[1].records()[-1]["step"] == failure["step"]  # the net was tested when it failed
     assert "is not finite at step" in failure["reason"]
     assert failure["parameters"] == result_of(cells[0].folder)["parameters"]
     assert not (cells[0].folder / "checkpoints").exists()
@@ -130,6 +157,36 @@ def test_a_cell_that_fails_is_named_and_tried_again(tmp_path):
     assert "mine.txt, which is not of a run" in outcome.failed["blocked"]
     (blocked.folder / "mine.txt").unlink()
     assert run_quietly([blocked, good]).done == ["blocked", "good"]
+
+
+def test_a_run_that_is_killed_is_said_to_be_killed(tmp_path):
+    claim(tmp_path, "cpu")
+    cells = small_cells(tmp_path, **LONG)
+    killer = threading.Thread(target=lambda: kill_when_at_work(cells[0]))
+    killer.start()
+    outcome = run_quietly(cells)
+    killer.join()
+    assert outcome.done == ["float64"]
+    assert outcome.failed["float32"].startswith("killed by SIGKILL; was there memory enough? (see ")
+
+
+def kill_when_at_work(cell):
+    wait_for(lambda: cell.state().step > 5)
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if str(cell.folder).encode() in (process / "cmdline").read_bytes().split(b"\0"):
+                os.kill(int(process.name), signal.SIGKILL)
+
+
+def test_a_finished_run_is_not_begun_again(tmp_path):
+    """Its checkpoints are gone: to resume it must not mean to start anew."""
+    claim(tmp_path, "cpu")
+    (cell,) = small_cells(tmp_path, good={})
+    run_quietly([cell])
+    before = (cell.folder / "log.jsonl").read_bytes(), result_of(cell.folder)
+    done = run_command("train", "--out", cell.folder, "--resume", "--json")
+    assert json.loads(done.stdout)["loss"] == before[1]["loss"]
+    assert ((cell.folder / "log.jsonl").read_bytes(), result_of(cell.folder)) == before
 
 
 def test_settings_lie_beside_their_cell_and_train_it_again(tmp_path):
@@ -229,90 +286,6 @@ def test_durations_are_for_people():
     assert [duration(s) for s in (4.4, 89, 600, 12_000)] == ["4 s", "89 s", "10 min", "3 h 20 min"]
 
 
-# ---- the report
-
-
-@pytest.fixture(scope="module")
-def experiment(tmp_path_factory):
-    """Some cells of the tables with little effort; the others are not run."""
-    out = tmp_path_factory.mktemp("experiments") / "small"
-    efforts = {name: dict(epochs=2) for name in ("sgd", "adam", "lbfgs", "ngd")}
-    preset = replace(PRESETS["quick"], base=replace(SMALL, rate=None), optimizers=efforts)
-    claim(out, "quick")
-    names = ("full-adam-nodal-float32", "full-adam-bpx-float32", "full-adam-stable-float32")
-    run_quietly([cell for cell in preset.cells(out) if cell.name in names])
-    return preset, out
-
-
-def test_a_report_says_what_is_there_and_what_is_missing(experiment):
-    preset, out = experiment
-    report = collect(out, preset)
-    rows = {row["cell"]: row for table in report["tables"] for row in table["rows"]}
-    assert len(rows) == 39
-    assert sorted(c for c, row in rows.items() if row["status"] == "done") == sorted(
-        f"full-adam-{loss}-float32" for loss in ("bpx", "nodal", "stable")
-    )
-    for cell, row in rows.items():
-        if row["status"] == "done":
-            result = result_of(out / cell)
-            assert (row["loss"], row["mre"], row["seconds"]) == (
-                result["loss"],
-                result["test"]["mre"],
-                result["seconds"],
-            )
-            assert report["curves"][cell][-1][2] == pytest.approx(result["loss"], rel=1e-4)
-            assert report["curves"][cell][0][0] == 0
-
-
-def test_the_page_has_our_values_beside_those_of_the_paper(experiment, tmp_path):
-    preset, out = experiment
-    report = collect(out, preset) | {"figures": {"table-2.png": "a picture"}}
-    write_page(report, tmp_path)
-    page = (tmp_path / "report.md").read_text()
-    loss = result_of(out / "full-adam-stable-float32")["loss"]
-    line = next(x for x in page.splitlines() if "full-adam-stable-float32" in x)
-    assert f"| {loss:.2e} | 1.20e-06 |" in line
-    assert line.startswith("| Adam | stable | float32 | 2 |")
-    assert sum("not run" in x for x in page.splitlines()) == 42 - 4
-    ratio = result_of(out / "full-adam-nodal-float32")["loss"] / result_of(out / "full-adam-bpx-float32")["loss"]
-    assert f"| Adam | float32 | {ratio:.3g} | 1.5e+04 |" in page
-    assert "![a picture](table-2.png)" in page
-
-
-def test_nets_are_evaluated_on_new_samples_as_the_command_does_it(experiment):
-    preset, out = experiment
-    fresh = evaluate_fresh(preset.cells(out), 7)
-    assert len(fresh) == 3
-    told = json.loads(run_command("evaluate", out / "full-adam-bpx-float32", "--seed", 7, "--json").stdout)
-    assert fresh["full-adam-bpx-float32"]["loss"] == pytest.approx(told["loss"], rel=1e-12)
-    rows = [row for table in collect(out, preset, fresh)["tables"] for row in table["rows"]]
-    assert sum(row["fresh"] is not None for row in rows) == 4  # one cell is in two tables
-
-
-def test_the_pages_in_docs_say_what_their_json_says(tmp_path):
-    for path in (ROOT / "docs" / "results").glob("*/report.json"):
-        write_page(json.loads(path.read_text()), tmp_path)
-        assert path.with_name("report.md").read_text() == (tmp_path / "report.md").read_text()
-    for path in (ROOT / "docs" / "results").glob("*/comparison.json"):
-        (tmp_path / "comparison.png").touch()
-        write_comparison(json.loads(path.read_text()), tmp_path)
-        assert path.with_name("comparison.md").read_text() == (tmp_path / "comparison.md").read_text()
-
-
-def test_the_command_reports_with_figures_and_from_json_alone(experiment, tmp_path, monkeypatch):
-    preset, out = experiment
-    monkeypatch.setitem(PRESETS, "quick", preset)
-    from fem_frames.commands import main
-
-    assert main(["report", str(out), "--out", str(tmp_path / "a"), "--json"]) == 0
-    names = {p.name for p in (tmp_path / "a").iterdir()}
-    assert names == {"report.json", "report.md", "table-1.png", "table-2.png", "table-3.png", "initialisation.png"}
-    page = (tmp_path / "a" / "report.md").read_text()
-    (tmp_path / "a" / "report.md").unlink()
-    run_command("report", tmp_path / "a" / "report.json")  # in a process that knows nothing of the small preset
-    assert (tmp_path / "a" / "report.md").read_text() == page
-
-
 # ---- the commands
 
 
@@ -363,17 +336,3 @@ def test_bad_input_is_one_line(case, tmp_path):
     assert len(done.stderr.splitlines()) == 1
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
     assert (tmp_path / "file").read_text() == "mine"
-
-
-def test_random_nets_over_a_frame_are_smoother_than_in_the_nodal_basis():
-    """Random nodal values are white noise; those of the frame are like paths of a Brownian motion."""
-    problem = make_problem("quarters")
-    arrays = export_frame(MeshHierarchy.from_problem(problem, 6), problem, "least-squares")
-    found = random_functions(arrays, replace(SMALL, levels=6), 20)
-    assert found["with frame"]["u"].shape == (20, 65)
-    order = arrays.points[:, 0].argsort()
-    ratio = {}
-    for basis, fields in found.items():
-        sigma = fields["sigma"][:, order]
-        ratio[basis] = abs(np.diff(sigma)).mean() / sigma.std()
-    assert ratio["with frame"] < ratio["without frame"] / 3

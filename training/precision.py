@@ -64,8 +64,8 @@ class Weights:
         for values, gradients in zip(self._split(self.vector.detach()), self._gradients, strict=True):
             several = values.ndim == 3  # of nets that are evaluated together
             for value, gradient in zip(*((t if several else [t]) for t in (values, gradients)), strict=True):
-                shaped.append(nn.Parameter(value.squeeze(-1)))
-                shaped[-1].grad = gradient.squeeze(-1)
+                shaped.append(nn.Parameter(value.squeeze(-1) if several else value))
+                shaped[-1].grad = gradient.squeeze(-1) if several else gradient
         return shaped
 
     def push(self) -> None:

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 HALF = ("float16", "bfloat16")
+WITHOUT_FRAME = ("nodal", "supervised-nodal")
 
 
-def best(precision: str = "float32") -> dict[str, Any]:
-    """The settings that were found to train best, of those with the paper's nets; see docs/results.
+def best(given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The settings that were found to train best with the paper's nets; those that are given stay as they are.
 
     Coefficients that decay with the level as those of smooth solutions do, SOAP, a rate that falls to almost nothing;
-    in half precision master weights and the optimizer in float32.
+    in half precision master weights and the optimizer in float32. The rates are SOAP's, and without a frame there are
+    no levels, so they are left out where the optimizer or the loss is another.
     """
-    settings: dict[str, Any] = {
-        "optimizer": "soap",
-        "level_decay": 1.5,
-        "rate": 3e-3,
-        "minimum_rate": 3e-7,
-        "epochs": 16_000,
-        "precision": precision,
-    }
-    return settings | ({"mixed": True} if precision in HALF else {})
+    given = given or {}
+    settings: dict[str, Any] = {"optimizer": "soap", "epochs": 16_000}
+    if given.get("optimizer", "soap") == "soap":
+        settings |= {"rate": 3e-3, "minimum_rate": 3e-7}
+    if given.get("loss") not in WITHOUT_FRAME:
+        settings["level_decay"] = 1.5
+    if given.get("precision") in HALF:
+        settings["mixed"] = True
+    return {**settings, **given}
 
 
 RECIPES = {"best": best}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import shutil
 from collections.abc import Mapping
@@ -33,6 +34,15 @@ ASIDE = ".replaced"  # what --force replaces, until the new run is set up
 REMOVED = ".removed"
 FREE = ("device", "tensorboard")
 """Settings that may change when a run is resumed."""
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def machine() -> dict[str, Any]:
+    return {"architecture": platform.machine(), "cores": cores()}
 
 
 def versions() -> dict[str, str]:
@@ -162,6 +172,16 @@ def open_run(folder: Path, configuration: Configuration, resume: bool, force: bo
 def write_record(path: Path, result: Mapping[str, Any]) -> None:
     with written_whole(path) as file:
         file.write(json.dumps(result, indent=2, allow_nan=False).encode())
+
+
+def read_record(path: Path) -> dict[str, Any] | None:
+    """A file that `write_record` wrote, if it is there."""
+    try:
+        return dict(json.loads(path.read_text()))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(f"{path} is damaged or cannot be read ({error}): remove it, and run that again") from error
 
 
 def _is_rest(path: Path) -> bool:

@@ -243,6 +243,10 @@ class Surrogate:
         """Reads what `save` wrote; `problem` is needed for losses and bounds if it was defined in Python."""
         folder = Path(folder)
         if not (folder / NET).is_file():
+            if (folder / "failure.json").exists():
+                raise ValueError(
+                    f"{folder} holds a run that could not go on, so there is no surrogate; failure.json in it says why"
+                )
             if (folder / "configuration.toml").exists():
                 raise ValueError(
                     f"{folder} holds no surrogate yet: `fem-frames train --out {folder} --resume` ends the run"

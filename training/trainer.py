@@ -5,6 +5,8 @@ train(Configuration(problem="quarters", formulation="least-squares", levels=8, o
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -58,11 +60,14 @@ def train(
     """
     folder = Path(out)
     if resume:
+        complete = runs.read_record(folder / runs.RESULT)
         saved = runs.saved_configuration(folder)
         if configuration is not None:
             given = configuration.resolved()
             runs.check_same(saved.record(), given.record(), str(folder))
             saved = replace(saved, **{name: getattr(given, name) for name in runs.FREE})
+        if complete is not None:
+            return complete  # its checkpoints may be gone
         configuration = saved
     if not isinstance(configuration, Configuration):
         raise ValueError("a Configuration is needed, unless a run is resumed: Configuration(problem=…, levels=…)")
@@ -121,6 +126,7 @@ class Training:
         self.step, self.seconds, self.skipped = 0, 0.0, 0
         self.best = float("inf")
         self.metrics: Metrics | None = None
+        self.tested = -1  # step of the last test
         self.stopped: str | None = None
         self._interrupted = self._stopping = False
         self._fingerprint = fingerprint(self.surrogate.formulation)
@@ -174,7 +180,7 @@ class Training:
                     self._evaluate(None)
                 return self._finish(log)
             except TrainingError as error:
-                self._record_failure(str(error))
+                self._record_failure(str(error), log)
                 raise
             finally:
                 if log is not None:
@@ -193,16 +199,20 @@ class Training:
         if not self.weights.failed():
             raise self._diverged(loss)
 
-    def _diverged(self, loss: float) -> TrainingError:
+    def _diverged(self, loss: float, *, tested: bool = False) -> TrainingError:
         c = self.configuration
         half = c.precision in ("float16", "bfloat16")
         advice = ["the stable loss"] if c.loss in ("bpx", "nodal") else []
         advice += ["mixed precision (--mixed)"] if half and not c.mixed else []
-        advice += [f"a smaller rate than {c.rate:g}", "float32" if half else "float64"]
+        advice += [f"a smaller rate than {c.rate:g}"]
+        advice += [] if c.precision == "float64" else ["float32" if half else "float64"]
         kept = f"; checkpoints are kept in {self.folder}" if self.checkpoints.steps() else ""
+        step = self.step if tested else self.step + 1
+        what = "the test loss" if tested else "loss or gradient"
+        taken = "" if tested else ": no step was taken"
         return TrainingError(
-            f"loss or gradient is not finite at step {self.step + 1} in {c.precision} (loss {loss:.3g}): no step was "
-            f"taken; try {', '.join(advice[:-1])} or {advice[-1]}{kept}"
+            f"{what} is not finite at step {step} in {c.precision} (loss {loss:.3g}){taken}; "
+            f"try {' or '.join(part for part in (', '.join(advice[:-1]), advice[-1]) if part)}{kept}"
         )
 
     def _evaluate(self, log: RunLog | None) -> bool:
@@ -213,7 +223,10 @@ class Training:
         try:
             self.metrics = m = evaluate(self.surrogate, self.test)
         except NotFiniteError:
-            raise self._diverged(float("nan")) from None
+            raise self._diverged(float("nan"), tested=True) from None
+        self.tested = self.step
+        if not math.isfinite(m.loss):
+            raise self._diverged(m.loss, tested=True)
         if log is not None:
             log.test(self.step, m, self.seconds)
         above = f"{m.ratio:.3g} times the floor" if m.floor > 0 else f"{m.excess:.2e} above the floor"
@@ -223,7 +236,7 @@ class Training:
         return better
 
     def _finish(self, log: RunLog | None) -> dict[str, Any]:
-        c, m = self.configuration, self.metrics
+        m = self.metrics
         result: dict[str, Any] = {
             "parameters": self.net.parameter_count(),
             "steps": self.step,
@@ -234,11 +247,7 @@ class Training:
             "test": m.record() if m else None,
             "skipped_steps": self.skipped,
             "stopped": self.stopped,
-            "precision": c.precision + (" mixed" if c.mixed else ""),
-            "device": str(self.device),
-            "processes": self.world.size,
-            "threads": torch.get_num_threads(),
-            "versions": runs.versions(),
+            **self._circumstances(),
         }
         if self.stopped:
             self._say(f"stopped at step {self.step}: {self.stopped}")
@@ -250,20 +259,33 @@ class Training:
         self.world.wait()
         return result
 
-    def _record_failure(self, reason: str) -> None:
+    def _record_failure(self, reason: str, log: RunLog | None) -> None:
         """What is known of a run that cannot go on, for those who look at it later."""
-        if self.world.leads:
-            failure = {
-                "step": self.step,
-                "steps": self.configuration.total_steps,
-                "seconds": round(self.seconds, 3),
-                "reason": reason,
-                "parameters": self.net.parameter_count(),
-                "test": self.metrics.record() if self.metrics else None,
-                "threads": torch.get_num_threads(),
-                "versions": runs.versions(),
-            }
-            runs.write_record(self.folder / runs.FAILURE, failure)
+        if not self.world.leads:
+            return
+        if self.tested != self.step:
+            with contextlib.suppress(TrainingError):
+                self._evaluate(log)  # the weights are those from before the step that failed
+        failure = {
+            "step": self.step,
+            "steps": self.configuration.total_steps,
+            "seconds": round(self.seconds, 3),
+            "reason": reason,
+            "parameters": self.net.parameter_count(),
+            "test": self.metrics.record() if self.metrics else None,
+            **self._circumstances(),
+        }
+        runs.write_record(self.folder / runs.FAILURE, failure)
+
+    def _circumstances(self) -> dict[str, Any]:
+        return {
+            "precision": self.configuration.precision + (" mixed" if self.configuration.mixed else ""),
+            "device": str(self.device),
+            "processes": self.world.size,
+            "threads": torch.get_num_threads(),
+            "machine": runs.machine(),
+            "versions": runs.versions(),
+        }
 
     # ---- checkpoints and signals
 

@@ -10,6 +10,8 @@ from typing import Any
 from fem_frames.commands.shared import declare, progress_bar, show
 from fem_frames.files import written_whole
 
+INITIALISATION = "initialisation.png"
+
 
 def add(subparsers: Any) -> None:
     parser = declare(
@@ -33,7 +35,7 @@ def add(subparsers: Any) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
-    from training.experiments.comparison import write_comparison
+    from training.experiments.comparison import PICTURE, write_comparison
     from training.experiments.report import REPORT, collect, write_page
 
     from_runs = not parsed.experiment.is_file()
@@ -49,10 +51,13 @@ def run(parsed: argparse.Namespace) -> None:
     except OSError as error:
         raise ValueError(f"cannot write to {out}: {error.strerror or error}") from error
     if "problems" in report:
+        _copy(parsed.experiment.with_name(PICTURE), out / PICTURE)
         write_comparison(report, out)
         show({"out": str(out), "problems": [found["problem"] for found in report["problems"]]}, parsed.json)
         return
     if not parsed.no_figures:
+        if not from_runs:
+            _copy(parsed.experiment.with_name(INITIALISATION), out / INITIALISATION)  # what JSON does not have
         report["figures"] = _draw(report, parsed.experiment if from_runs else None, out)
     with written_whole(out / REPORT) as file:
         file.write((json.dumps(report, indent=1, allow_nan=False) + "\n").encode())
@@ -67,12 +72,19 @@ def _load(path: Path) -> dict[str, Any]:
 
     try:
         report = json.loads(path.read_text())
-        known = {"preset", "tables", "curves", "protocol", "figures"} <= set(report) or is_comparison(report)
+        whole = {"preset", "text", "tables", "curves", "protocol", "figures", "circumstances"}
+        known = whole <= set(report) or is_comparison(report)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} cannot be read as a report: {error}") from error
     if not known:
         raise ValueError(f"{path} is no report of fem-frames: give a report.json, or the folder of an experiment")
     return dict(report)
+
+
+def _copy(source: Path, target: Path) -> None:
+    if source.is_file() and source.resolve() != target.resolve():
+        with written_whole(target) as file:
+            file.write(source.read_bytes())
 
 
 def _evaluate(experiment: Path, seed: int) -> dict[str, Any]:
@@ -90,7 +102,7 @@ def _draw(report: dict[str, Any], experiment: Path | None, out: Path) -> dict[st
     from training.experiments.figures import SAMPLES, draw_figures, draw_initialisation
 
     captions = draw_figures(report, out)
-    name, caption = "initialisation.png", "Nets with random weights, with and without frame"
+    caption = "Nets with random weights, with and without frame"
     if experiment is not None and report["preset"] != "best":
         from training.experiments.initialisation import frame_of_cells, random_functions
         from training.experiments.protocol import PRESETS
@@ -98,5 +110,5 @@ def _draw(report: dict[str, Any], experiment: Path | None, out: Path) -> dict[st
         arrays = frame_of_cells(experiment)
         if arrays is not None:
             values = random_functions(arrays, PRESETS[report["preset"]].base, SAMPLES)
-            draw_initialisation(values, arrays.points[:, 0], out / name)
-    return captions | ({name: caption} if (out / name).exists() else {})
+            draw_initialisation(values, arrays.points[:, 0], out / INITIALISATION)
+    return captions | ({INITIALISATION: caption} if (out / INITIALISATION).exists() else {})

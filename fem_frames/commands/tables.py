@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,9 @@ def add(subparsers: Any) -> None:
     parser.add_argument("--table", default="all", help="1, 2, 3 or all; preset best: best, ablation, levels or all")
     parser.add_argument("--preset", choices=PRESETS, required=True, help="how much is run")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the experiment")
-    parser.add_argument("--workers", type=int, metavar="N", help="runs at a time; default: one for each core")
+    parser.add_argument(
+        "--workers", type=int, metavar="N", help="runs at a time; default: one for each core, or one on a GPU"
+    )
     parser.add_argument(
         "--cells", default="*", metavar="PATTERN", help="only cells whose name matches, like '*-adam-*'"
     )
@@ -40,7 +41,7 @@ def run(parsed: argparse.Namespace) -> None:
     from training.experiments.protocol import PRESETS as KNOWN
     from training.experiments.runner import claim, run_cells
 
-    workers = len(os.sched_getaffinity(0)) if parsed.workers is None else parsed.workers
+    workers = _default_workers() if parsed.workers is None else parsed.workers
     if not 1 <= workers <= 1024:
         raise ValueError(f"--workers is {workers}: at least one run at a time is needed")
     cells = KNOWN[parsed.preset].cells(parsed.out, parsed.table)
@@ -48,6 +49,8 @@ def run(parsed: argparse.Namespace) -> None:
     if not chosen:
         raise ValueError(f"--cells {parsed.cells}: there is none like that; --list shows their names")
     if parsed.list:
+        if parsed.out.is_dir() and any(parsed.out.iterdir()):
+            claim(parsed.out, parsed.preset)
         _list(chosen, parsed.json)
         return
     claim(parsed.out, parsed.preset)
@@ -67,6 +70,14 @@ def run(parsed: argparse.Namespace) -> None:
         raise RuntimeError(f"{len(outcome.failed)} cells failed, {name}: {reason}; the same command tries them again")
     if not parsed.json:
         print(f"fem-frames report {parsed.out} writes tables and figures")
+
+
+def _default_workers() -> int:
+    """One for each core; on another device one, which has it to itself."""
+    from training.assembly import choose_device
+    from training.runs import cores
+
+    return cores() if choose_device(None).type == "cpu" else 1
 
 
 def _list(cells: list[Any], as_json: bool) -> None:

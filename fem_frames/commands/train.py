@@ -9,6 +9,7 @@ from typing import Any
 
 from fem_frames.commands.shared import declare, options_of, show
 from training.configuration import Configuration, setting_texts, setting_types
+from training.recipes import RECIPES
 
 PREFIX = "setting_"
 SHOWN = ("parameters", "steps", "seconds", "loss", "floor", "run")
@@ -24,7 +25,7 @@ def add(subparsers: Any) -> None:
         "--no-python fem-frames train …` N processes share every batch.",
     )
     parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG.toml", help="settings of the run")
-    parser.add_argument("--preset", choices=("best",), help="settings that train best; those given otherwise win")
+    parser.add_argument("--preset", choices=RECIPES, help="settings that train best; those given otherwise win")
     parser.add_argument("--out", type=Path, required=True, metavar="RUN", help="folder of the run")
     parser.add_argument("--resume", action="store_true", help="go on with the run in the folder")
     parser.add_argument("--force", action="store_true", help="replace a run that is in the folder")
@@ -62,10 +63,8 @@ def run(parsed: argparse.Namespace) -> None:
     if parsed.set:
         given["options"] = {**settings.get("options", {}), **options_of(parsed.set)}
     settings |= Configuration.checked(given, "the command line")
-    if parsed.preset is not None:
-        from training.recipes import RECIPES
-
-        settings = RECIPES[parsed.preset](settings.get("precision", "float32")) | settings
+    if parsed.preset is not None and not parsed.resume:  # a run that is resumed has its settings
+        settings = RECIPES[parsed.preset](settings)
     if parsed.resume:
         saved = saved_configuration(parsed.out).record()
         check_same(saved, settings, str(parsed.out))

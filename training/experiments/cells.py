@@ -71,9 +71,7 @@ class Cell:
 
     def read(self, name: str) -> dict[str, Any] | None:
         """A JSON file of the run, if it is there."""
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            return dict(json.loads((self.folder / name).read_text()))
-        return None
+        return runs.read_record(self.folder / name)
 
     def records(self) -> list[dict[str, Any]]:
         """The log of the run."""
@@ -87,6 +85,8 @@ class Cell:
             lock(self.folder / runs.LOCK, patience=-1.0).close()
         except ValueError:
             return True
+        except OSError:  # someone else's folder, which nothing here can be at work on
+            return False
         return False
 
     def check_settings(self) -> None:

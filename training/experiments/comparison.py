@@ -10,7 +10,7 @@ from fem_frames.files import written_whole
 from training.experiments.overview import duration
 from training.experiments.report import markdown_row, short
 
-PAGE = "comparison.md"
+PAGE, PICTURE = "comparison.md", "comparison.png"
 COMMAND = "python demos/demo_comparison.py --run QUARTERS --run INCLUSION --out FOLDER"
 HEADINGS = ("method", "solves", "offline", "1000 queries", "loss above the floor", "MRE", "error of ∇u")
 
@@ -18,7 +18,8 @@ HEADINGS = ("method", "solves", "offline", "1000 queries", "loss above the floor
 def is_comparison(record: Mapping[str, Any]) -> bool:
     """Whether it is what the demo writes."""
     problems = record.get("problems")
-    return isinstance(problems, list) and all({"problem", "rows", "curves"} <= set(p) for p in problems)
+    whole = {"problem", "formulation", "levels", "seed", "floor", "rows", "curves", "verdicts", "run", "versions"}
+    return isinstance(problems, list) and all(whole <= set(p) for p in problems)
 
 
 def write_comparison(record: Mapping[str, Any], folder: Path) -> None:
@@ -33,13 +34,18 @@ def _time(seconds: float) -> str:
 def _page(record: Mapping[str, Any], folder: Path) -> Iterator[str]:
     yield "# What a numerical analyst would do instead"
     yield ""
-    yield f"Written by `fem-frames report comparison.json`, which `{COMMAND}` made; all methods in one process."
+    yield f"Written by `fem-frames report comparison.json`, which `{COMMAND}` made."
+    yield "All queries were timed in one process."
     for found in record["problems"]:
         yield ""
         yield f"## {found['problem']}: {found['formulation']}, J = {found['levels']}"
         yield ""
         floor = f", floor {found['floor']:.4e}" if found["floor"] > 0 else ""
-        yield f"{found['test_samples']} test samples{floor}, {found['threads']} thread(s)."
+        yield f"{found['test_samples']} test samples{floor}, seed {found['seed']}, {found['threads']} thread(s)."
+        if found["run"]:
+            run = found["run"]
+            how = ", ".join(f"{name} {value}" for name, value in run["settings"].items())
+            yield f"Frame net: {run['parameters']} parameters; {how}; trained with {run['threads']} thread(s)."
         yield ""
         yield markdown_row(HEADINGS)
         yield markdown_row(["---"] * len(HEADINGS))
@@ -53,9 +59,12 @@ def _page(record: Mapping[str, Any], folder: Path) -> Iterator[str]:
             yield "Best approximation by N POD modes, error of ∇u: " + ", ".join(
                 f"{error:.3f} (N = {modes})" for modes, error in projection
             )
-    if (folder / "comparison.png").exists():
+        for line in found["verdicts"]:
+            yield ""
+            yield line
+    if (folder / PICTURE).exists():
         yield ""
-        yield "![Error against the number of modes and against the time of 1000 queries](comparison.png)"
+        yield f"![Error against the number of modes and against the time of 1000 queries]({PICTURE})"
     for versions in {str(p["versions"]): p["versions"] for p in record["problems"]}.values():
         yield ""
         yield ", ".join(f"{name} {version}" for name, version in versions.items())

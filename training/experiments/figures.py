@@ -41,17 +41,19 @@ def _draw_curves(
 ) -> None:
     """A column for each loss; above by epoch, below by time. Colours are the first label, line styles precisions."""
     plt = pyplot()
-    losses = list(dict.fromkeys(row["loss_name"] for row in rows))
-    kinds = list(dict.fromkeys(row["labels"][0] for row in rows))
-    figure, grid = plt.subplots(
-        2, len(losses), figsize=(1.5 + 4.8 * len(losses), 8.0), sharey=True, layout="constrained", squeeze=False
-    )
+    losses = list(dict.fromkeys(row["loss_name"] for row in table["rows"]))
+    kinds = list(dict.fromkeys(row["labels"][0] for row in table["rows"]))
+    figure = plt.figure(figsize=(1.5 + 4.8 * len(losses), 8.6), layout="constrained")
+    upper, lower = figure.subfigures(2, 1, height_ratios=[8.0, 0.6])
+    grid = upper.subplots(2, len(losses), sharey=True, squeeze=False)
     for row in rows:
         step, seconds, loss = np.array(curves[row["cell"]]).T
-        line = dict(color=COLORS[kinds.index(row["labels"][0])], linestyle=STYLES.get(row["precision"], "-."))
+        style = STYLES.get(row["precision"], "-.")
+        line = dict(color=COLORS[kinds.index(row["labels"][0])], linestyle=style, markersize=3)
+        line |= dict(linewidth=1.3, marker=".") if row["seed"] == 0 else dict(linewidth=0.7, marker="o")
         column = losses.index(row["loss_name"])
         for axes, x in ((grid[0, column], step / row["steps_per_epoch"]), (grid[1, column], seconds)):
-            axes.plot(x[1:], loss[1:], linewidth=1.3, label=" ".join(row["labels"]), **line)
+            axes.plot(x[1:], loss[1:], **line)
             if row["status"] == "diverged":
                 axes.plot(x[-1], loss[-1], marker="x", markersize=9, color=line["color"])
     floor = next((row["floor"] for row in rows if row["floor"]), None)
@@ -60,15 +62,23 @@ def _draw_curves(
         axes.set_yscale("log")
         axes.grid(alpha=0.3)
         if floor:
-            axes.axhline(floor, color="black", linewidth=0.8, linestyle=(0, (1, 4)))
+            axes.axhline(floor, color="silver", linewidth=3.0, zorder=0)
     for axes, loss in zip(grid[0], losses, strict=True):
         axes.set(title=f"loss {loss}", xlabel="epoch")
-        axes.legend(fontsize=7, ncols=2)
     for axes in grid[1]:
         axes.set_xlabel("seconds")
     for axes in grid[:, 0]:
         axes.set_ylabel("test loss")
-    figure.suptitle(f"Table {table['name']}: {table['title']}" + (" (dotted: floor; ×: not finite)" if floor else ""))
+    keys: list[tuple[str, dict[str, Any]]] = [(kind, dict(color=COLORS[number])) for number, kind in enumerate(kinds)]
+    precisions = dict.fromkeys(row["precision"] for row in rows)
+    keys += [(precision, dict(color="black", linestyle=STYLES.get(precision, "-."))) for precision in precisions]
+    seeds = sorted({row["seed"] for row in rows})
+    keys += [(f"seed {s}", dict(color="black", linewidth=0.7, marker="o", markersize=3)) for s in seeds if s]
+    keys += [("floor", dict(color="silver", linewidth=3.0))] if floor else []
+    lines = [plt.Line2D([], [], label=text, **look) for text, look in keys]
+    lower.legend(handles=lines, loc="center", ncols=min(len(lines), 3 + 2 * len(losses)), fontsize=8)
+    crosses = " (×: not finite after that)" if any(row["status"] == "diverged" for row in rows) else ""
+    upper.suptitle(f"Table {table['name']}: {table['title']}{crosses}")
     save(figure, path)
 
 
@@ -86,14 +96,18 @@ def _draw_levels(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
                 values = [np.nan if s is None else s for s in steps]
                 right.plot(levels, values, f"{marker}-", color=COLORS[number], label=label, markersize=5)
     floors = sorted({(row["levels"], row["floor"]) for row in rows if row["floor"]})
-    left.plot(*zip(*floors, strict=True), "k:", label="floor")
+    left.plot([levels for levels, _ in floors], [floor for _, floor in floors], "k:", label="floor")
     left.set_yscale("log")
     left.set(xlabel="J", ylabel="test loss above the floor", title=f"after {max(row['steps'] for row in rows)} steps")
     right.set(xlabel="J", ylabel="steps", title="steps until the excess is below a bound")
     right.set_ylim(bottom=0)
+    levels = sorted({row["levels"] for row in rows})
     for axes in (left, right):
+        axes.set_xticks(levels)
+        axes.set_xlim(levels[0] - 0.5, levels[-1] + 0.5)
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=8)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(fontsize=8)
     save(figure, path)
 
 

@@ -57,6 +57,7 @@ class Overview:
     def __init__(self, cells: Sequence[Cell], workers: int, wanted: bool = True) -> None:
         self._cells, self._workers, self._wanted = cells, workers, wanted
         self._screen: Any = None
+        self._failed: set[str] = set()
         self._told = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -88,6 +89,11 @@ class Overview:
         loss = "" if state.loss is None else f", test loss {state.loss:.3e}"
         self.say(f"{cell.name}: {how} at step {state.step} after {duration(state.seconds)}{loss}")
 
+    def failed(self, name: str, reason: str) -> None:
+        """A cell cannot be run; the others go on."""
+        self._failed.add(name)
+        self.say(f"{name}: failed, {reason}")
+
     def update(self, working: Iterable[str]) -> None:
         """To be called often: looks at the cells now and then."""
         now = time.monotonic()
@@ -105,10 +111,14 @@ class Overview:
 
     def _summary(self, states: Mapping[str, State], left: Mapping[str, float | None]) -> str:
         complete = sum(state.complete for state in states.values())
-        known = [seconds for seconds in left.values() if seconds is not None]
-        unknown = len(left) - len(known)
-        rest = f"about {duration(sum(known) / self._workers)} left" if known else "time left not known yet"
-        return f"{complete} of {len(states)} cells complete, {rest}" + (f" and {unknown} unknown" if unknown else "")
+        rests = [seconds for name, seconds in left.items() if name not in self._failed]
+        known = [seconds for seconds in rests if seconds is not None]
+        unknown = len(rests) - len(known)
+        time_left = max([sum(known) / self._workers, *known])  # a run has one worker
+        rest = f"about {duration(time_left)} left" if time_left else "time left not known yet"
+        more = f", without {unknown} cells unlike any so far" if unknown and time_left else ""
+        failed = f", {len(self._failed)} failed" if self._failed else ""
+        return f"{complete} of {len(states)} cells complete{failed}, {rest}{more}"
 
     @staticmethod
     def _line(cell: Cell, state: State) -> str:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +16,7 @@ from fem_frames.files import written_whole
 from training import runs
 from training.experiments.cells import Cell
 from training.experiments.overview import duration
-from training.experiments.protocol import PRESETS, WORDS, Preset, Row
+from training.experiments.protocol import PAPER_LEVELS, PRESETS, WORDS, Preset, Row
 from training.experiments.runner import preset_of
 from training.recipes import best
 
@@ -34,17 +32,17 @@ def collect(out: Path, preset: Preset | None = None, fresh: Mapping[str, Any] | 
     `fresh` has metrics on new samples, by cell.
     """
     preset = preset or PRESETS[preset_of(out)]
-    tables, curves, versions, threads = [], {}, set(), set()
+    tables, curves, circumstances = [], {}, set()
     for table in preset.tables():
         rows = []
         for row in table.rows:
             cell = Cell(row.cell, row.configuration, out)
-            cell.check_settings()
             rows.append(_collect_row(row, cell) | {"fresh": (fresh or {}).get(row.cell)})
             curves[row.cell] = _curve(cell)
-            done = cell.read(runs.RESULT) or cell.read(runs.FAILURE) or {}
-            versions.add(json.dumps(done.get("versions"), sort_keys=True))
-            threads.add(done.get("threads"))
+            done = cell.read(runs.RESULT) or cell.read(runs.FAILURE)
+            if done is not None:
+                known = {key: done.get(key) for key in ("device", "threads", "machine", "versions")}
+                circumstances.add(json.dumps(known, sort_keys=True))
         tables.append({"name": table.name, "title": table.title, "columns": list(table.columns), "rows": rows})
     return {
         "preset": preset.name,
@@ -52,10 +50,8 @@ def collect(out: Path, preset: Preset | None = None, fresh: Mapping[str, Any] | 
         "protocol": protocol_lines(preset),
         "tables": tables,
         "curves": curves,
-        "versions": [json.loads(v) for v in sorted(versions) if v != "null"],
-        "threads": sorted(t for t in threads if t is not None),
+        "circumstances": [json.loads(text) for text in sorted(circumstances)],
         "figures": {},
-        "machine": {"architecture": platform.machine(), "cores": len(os.sched_getaffinity(0))},
     }
 
 
@@ -74,24 +70,33 @@ def protocol_lines(preset: Preset) -> list[str]:
             steps = (
                 f"{c.steps_per_epoch} steps of {c.batch} {samples}" if c.sampling == "fresh" else f"a step, {samples}"
             )
-            lines.append(f"{words}: {c.epochs} epochs, in each {steps}")
+            rate = f"; rate {c.rate:g} at first" if c.sampling == "fresh" else ""
+            lines.append(f"{words}: {c.epochs} epochs, in each {steps}{rate}")
     if not preset.optimizers:
         recipe = {**best(), "batch": replace(base, **best()).resolved().batch}
         lines.append("recipe, unless a table says otherwise: " + ", ".join(f"{k} {v}" for k, v in recipe.items()))
         lines.append("in float16 the net runs in half; master weights and the optimizer are in float32 (mixed)")
     inputs = "mapped to [-1, 1] by the box of the parameters" if base.map_inputs else "y as they are"
-    lines.append(f"inputs of nets are {inputs}; rates fall by half a cosine in five sixths of the epochs, then stay")
+    lines.append(f"inputs of nets are {inputs}")
+    lines.append("SGD, Adam and SOAP: the rate falls by half a cosine in five sixths of the epochs, then stays")
+    if base.levels != PAPER_LEVELS:
+        lines.append(f"the paper's values are for J = {PAPER_LEVELS}: loss and MSE, a sum over points, are others here")
     return lines
 
 
 def _collect_row(row: Row, cell: Cell) -> dict[str, Any]:
     state, c = cell.state(), cell.resolved
+    try:
+        cell.check_settings()
+        status: str = state.status
+    except ValueError:
+        status = "other settings"
     result, failure = cell.read(runs.RESULT) or {}, cell.read(runs.FAILURE) or {}
     test = result.get("test") or {}
     return {
         "labels": list(row.labels),
         "cell": row.cell,
-        "status": state.status,
+        "status": status,
         "optimizer": c.optimizer,
         "loss_name": c.loss,
         "precision": c.precision + (" mixed" if c.mixed else ""),
@@ -105,6 +110,7 @@ def _collect_row(row: Row, cell: Cell) -> dict[str, Any]:
         "seconds": state.seconds,
         **{key: test.get(key) for key in ("mre", "mse", "loss", "floor", "ratio", "excess")},
         "last_test": (failure.get("test") or {}).get("loss"),
+        "device": result.get("device", failure.get("device")),
         "stopped": result.get("stopped") or failure.get("reason"),
         "steps_to_excess": _steps_to_excess(cell),
         "paper": row.paper._asdict() if row.paper else None,
@@ -120,7 +126,8 @@ def _curve(cell: Cell) -> list[list[float]]:
 
 
 def _steps_to_excess(cell: Cell) -> dict[str, int | None]:
-    tests = [(r["step"], r["test"]["loss"] - r["test"]["floor"]) for r in cell.records() if "test" in r]
+    seen = [(r["step"], r["test"]) for r in cell.records() if "test" in r and r["test"]["loss"] is not None]
+    tests = [(step, test["loss"] - test["floor"]) for step, test in seen]
     return {f"{e:g}": next((step for step, excess in tests if excess <= e), None) for e in EXCESSES}
 
 
@@ -146,15 +153,18 @@ def _page(report: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield from (f"- {line}" for line in report["protocol"])
     total = sum(row["seconds"] for row in cells.values())
-    threads = ", ".join(map(str, report["threads"])) or "–"
-    yield f"- {complete} of {len(cells)} cells complete, {duration(total)} of training in all, {threads} thread(s) each"
-    for versions in report["versions"]:
-        yield "- " + ", ".join(f"{name} {version}" for name, version in versions.items())
+    yield f"- {complete} of {len(cells)} cells complete, {duration(total)} of training in all"
+    for found in report["circumstances"]:
+        machine = found["machine"]
+        cores = f", {machine['cores']} cores ({machine['architecture']})" if machine else ""
+        versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+        yield f"- run on {found['device'] or 'cpu'} with {found['threads']} thread(s) each{cores}; {versions}"
     for table in report["tables"]:
         yield ""
         yield f"## Table {table['name']}: {table['title']}"
         yield ""
         yield from _table_lines(table)
+        yield from _notes(table)
         for name, caption in figures.items():
             if name.startswith(f"table-{table['name']}"):
                 yield ""
@@ -168,12 +178,25 @@ def _page(report: Mapping[str, Any]) -> Iterator[str]:
             yield f"![{caption}]({name})"
 
 
+def _notes(table: Mapping[str, Any]) -> Iterator[str]:
+    """Under a table: its floor, and why runs ended before their time."""
+    floors = {f"{row['floor']:.4e}" for row in table["rows"] if row["floor"] is not None}
+    if len(floors) == 1:
+        yield ""
+        yield f"Floor of the loss, that of the finite element solutions: {floors.pop()}."
+    stopped = [row for row in table["rows"] if row["stopped"] and row["status"] == "done"]
+    if stopped:
+        yield ""
+        yield from (f"- `{row['cell']}` stopped at step {row['steps']}: {row['stopped']}" for row in stopped)
+
+
 def _table_lines(table: Mapping[str, Any]) -> Iterator[str]:
     printed = any(row["paper"] for row in table["rows"])
     by_steps = table["name"] == "levels"
     seeds = sorted({row["fresh"]["seed"] for row in table["rows"] if row["fresh"]})
     fresh = [f"loss, MRE with seed {seeds[0]}"] if seeds else []
-    last = [*fresh, "time", "cell"]
+    counts = ["parameters"] if "net" in table["columns"] else []
+    last = [*fresh, *counts, "time", "cell"]
     headings = [*table["columns"], "epochs", "MRE", "MSE", "loss", "loss / floor", *last]
     if printed:
         headings = [*table["columns"], "epochs", "MRE", "paper", "MSE", "paper", "loss", "paper", *last]
@@ -184,6 +207,8 @@ def _table_lines(table: Mapping[str, Any]) -> Iterator[str]:
     yield markdown_row(["---"] * len(headings))
     for row in table["rows"]:
         labels, tail = row["labels"], [duration(row["seconds"]) if row["seconds"] else "–", f"`{row['cell']}`"]
+        if counts:
+            tail.insert(0, str(row["parameters"] or "–"))
         if fresh:
             tail.insert(0, f"{short(row['fresh']['loss'])}, {short(row['fresh']['mre'])}" if row["fresh"] else "–")
         epochs = _epochs(row)
@@ -214,11 +239,12 @@ def _loss(row: Mapping[str, Any]) -> str:
     if row["status"] == "diverged":
         before = f", {row['last_test']:.2e} before" if row["last_test"] is not None else ""
         return f"not finite at step {row['steps'] + 1}{before}"
-    return {"new": "not run", "partial": "not finished"}.get(row["status"], short(row["loss"]))
+    others = {"new": "not run", "partial": "not finished", "other settings": "run with other settings"}
+    return others.get(row["status"], short(row["loss"]))
 
 
 def _ratio_lines(cells: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Loss without over loss with preconditioning, and how much of it is left in half precision."""
+    """Loss without over loss with preconditioning, where both are known."""
     found = []
     for without in cells.values():
         if without["loss_name"] != "nodal" or not without["paper"]:

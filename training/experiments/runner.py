@@ -21,6 +21,7 @@ from fem_frames.files import check_writable, written_whole
 from training import runs
 from training.experiments.cells import Cell
 from training.experiments.overview import Overview
+from training.experiments.protocol import PRESETS
 from training.signals import StopSignals
 
 MARK = "experiment.json"
@@ -41,7 +42,7 @@ def claim(out: Path, preset: str) -> None:
     """Makes the folder of an experiment, or sees that it is one of the same preset."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file: give a folder as --out")
-    if out.is_dir() and any(out.iterdir()):
+    if out.is_dir() and any(not entry.name.endswith(".part") for entry in out.iterdir()):
         found = preset_of(out)
         if found != preset:
             raise ValueError(f"{out} holds cells of the preset {found}: choose another --out for {preset}")
@@ -57,39 +58,57 @@ def claim(out: Path, preset: str) -> None:
 def preset_of(out: Path) -> str:
     """The preset that the folder of an experiment was made with."""
     try:
-        return str(json.loads((out / MARK).read_text())["preset"])
+        preset = str(json.loads((out / MARK).read_text())["preset"])
     except (OSError, ValueError, KeyError, TypeError):
         raise ValueError(f"{out} holds no experiment of `fem-frames tables`: there is no {MARK} in it") from None
+    if preset not in PRESETS:
+        raise ValueError(f"{out / MARK} names the preset {preset}, which this fem-frames does not have")
+    return preset
 
 
 def run_cells(cells: Sequence[Cell], workers: int, overview: Overview) -> Outcome:
     """Runs all cells that are not complete; Ctrl-C and SIGTERM let those at work save, and end."""
     for cell in cells:
         cell.check_settings()
-        check_writable(cell.settings)
+    check_writable(cells[0].settings)
     return _Runner(cells, workers, overview).run()
+
+
+@dataclass(frozen=True)
+class _Work:
+    """A cell that a process of ours is at work on."""
+
+    cell: Cell
+    process: subprocess.Popen[bytes]
+    said: int
+    """Size of the cell's output when it began."""
 
 
 class _Runner:
     def __init__(self, cells: Sequence[Cell], workers: int, overview: Overview) -> None:
         self._overview, self._workers = overview, workers
         self._waiting = [cell for cell in cells if not cell.state().complete]
-        self._working: dict[str, tuple[Cell, subprocess.Popen[bytes]]] = {}
+        self._working: dict[str, _Work] = {}
+        self._elsewhere: set[str] = set()  # cells that other processes are at work on
         self._cells = cells
         self._outcome = Outcome()
-        self._stopping = False
-        self._told: set[str] = set()
+        self._stopping = 0  # how often someone asked for it
+        self._told: dict[str, int] = {}
+        for cell in cells:
+            _tidy(cell)
 
     def run(self) -> Outcome:
         with StopSignals(self._stop), self._overview:
             try:
                 self._loop()
             finally:  # whatever went wrong here, the runs save before they end
+                self._stopping = self._stopping or bool(self._working)
                 self._pass_on()
-                for _, process in self._working.values():
-                    process.wait()
+                for work in self._working.values():
+                    work.process.wait()
         if self._stopping:
-            raise KeyboardInterrupt("interrupted; cells that were at work have saved, the same command goes on")
+            others = f"; other processes go on with {', '.join(sorted(self._elsewhere))}" if self._elsewhere else ""
+            raise KeyboardInterrupt(f"interrupted; cells at work have saved, the same command goes on{others}")
         for cell in self._cells:
             status = cell.state().status
             if status == "done":
@@ -109,51 +128,73 @@ class _Runner:
 
     def _start_cells(self) -> None:
         for cell in list(self._waiting):
-            if len(self._working) >= self._workers or self._stopping:
+            if len(self._working) + len(self._elsewhere) >= self._workers or self._stopping:
                 return
-            if cell.state().complete:  # by another process that works on the same experiment
-                self._waiting.remove(cell)
-            elif not cell.busy():
-                self._waiting.remove(cell)
-                self._working[cell.name] = cell, _start(cell, self._workers)
-                self._overview.say(f"{cell.name}: {'goes on' if cell.state().step else 'begins'}")
+            if cell.name in self._elsewhere:
+                continue
+            if cell.busy():  # of an experiment on the same folder, or of one that was killed
+                self._elsewhere.add(cell.name)
+                self._overview.say(f"{cell.name}: another process is at work on it")
+                continue
+            self._waiting.remove(cell)
+            state = cell.state()  # after `busy`: another process may have ended in between
+            if not state.complete:
+                try:
+                    self._working[cell.name] = _start(cell, self._workers)
+                except (OSError, ValueError) as error:
+                    self._failed(cell.name, str(error))
+                else:
+                    self._overview.say(f"{cell.name}: {'goes on' if state.step else 'begins'}")
 
     def _look_at_cells(self) -> None:
-        for name, (cell, process) in list(self._working.items()):
-            if process.poll() is None:
+        self._elsewhere = {cell.name for cell in self._waiting if cell.name in self._elsewhere and cell.busy()}
+        for name, work in list(self._working.items()):
+            code = work.process.poll()
+            if code is None:
                 continue
             del self._working[name]
-            state = cell.state()
-            if state.status == "done":
-                shutil.rmtree(cell.folder / runs.CHECKPOINTS, ignore_errors=True)  # up to gigabytes, of no more use
-            if state.complete:
-                self._overview.ended(cell)
-            elif cell.busy():
-                self._waiting.append(cell)  # another process was faster
+            _tidy(work.cell)
+            if work.cell.state().complete:
+                self._overview.ended(work.cell)
+            elif work.cell.busy():
+                self._waiting.append(work.cell)  # another process was faster
             elif not self._stopping:
-                self._outcome.failed[name] = reason = _last_line(cell.output)
-                self._overview.say(f"{name}: failed, {reason}")
+                self._failed(name, _reason(work, code))
+
+    def _failed(self, name: str, reason: str) -> None:
+        self._outcome.failed[name] = reason
+        self._overview.failed(name, reason)
 
     def _stop(self) -> None:
-        self._stopping = True
+        self._stopping += 1
 
     def _pass_on(self) -> None:
-        """Hands the wish to stop on to the runs, to each once: a second time they would not save."""
-        for name in set(self._working) - self._told:
-            self._told.add(name)
-            self._working[name][1].send_signal(signal.SIGINT)
+        """Hands wishes to stop on to the runs: after the first they save, after a second they end at once."""
+        for name, work in self._working.items():
+            if self._told.get(name, 0) < self._stopping:
+                self._told[name] = self._stopping
+                work.process.send_signal(signal.SIGINT)
+                if self._stopping == 1:
+                    self._overview.say(f"{name}: saves and ends; once more to end at once")
 
 
-def _start(cell: Cell, workers: int) -> subprocess.Popen[bytes]:
+def _tidy(cell: Cell) -> None:
+    """Removes checkpoints of a cell that is done: up to gigabytes, of no more use."""
+    if (cell.folder / runs.CHECKPOINTS).exists() and cell.state().status == "done" and not cell.busy():
+        shutil.rmtree(cell.folder / runs.CHECKPOINTS, ignore_errors=True)
+
+
+def _start(cell: Cell, workers: int) -> _Work:
     resume = (cell.folder / runs.SETTINGS).exists()
-    if not resume:
+    if not cell.settings.exists():
         with written_whole(cell.settings) as file:
             file.write(cell.resolved.to_toml().encode())
     command = [sys.executable, "-m", "fem_frames.commands", "train", str(cell.settings), "--out", str(cell.folder)]
-    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, len(os.sched_getaffinity(0)) // workers))
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, runs.cores() // workers))
     with cell.output.open("ab") as output:
+        said = output.tell()
         # A session of its own: Ctrl-C comes from here, once, and not from the terminal too.
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [*command, "--resume"] if resume else command,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -161,9 +202,17 @@ def _start(cell: Cell, workers: int) -> subprocess.Popen[bytes]:
             env={**os.environ, "OMP_NUM_THREADS": threads},
             start_new_session=True,
         )
+    return _Work(cell, process, said)
 
 
-def _last_line(path: Path) -> str:
-    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-    said = [line.strip() for line in lines if line.strip()]
-    return f"{said[-1].removeprefix('fem-frames: ')} (see {path})" if said else f"without a word (see {path})"
+def _reason(work: _Work, code: int) -> str:
+    """Why a run failed: what it said in the end, or what ended it."""
+    output = work.cell.output
+    if code < 0:
+        hint = "; was there memory enough?" if code == -signal.SIGKILL else ""
+        return f"killed by {signal.Signals(-code).name}{hint} (see {output})"
+    with output.open("rb") as file:
+        file.seek(work.said)
+        lines = file.read().decode(errors="replace").splitlines()
+    said = [line.removeprefix("fem-frames: ") for line in lines if line.startswith("fem-frames: ")]
+    return f"{said[-1] if said else f'exit code {code}'} (see {output})"

@@ -1,0 +1,155 @@
+"""Reports of experiments: what is on their pages and in their figures."""
+
+import json
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_runs import result_of, run_command
+from test_experiments import SMALL, run_quietly, small_cells
+
+from fem_frames import MeshHierarchy, export_frame, make_problem
+from training.experiments.comparison import write_comparison
+from training.experiments.figures import draw_figures
+from training.experiments.fresh import evaluate_fresh
+from training.experiments.initialisation import random_functions
+from training.experiments.protocol import PRESETS, Row, Table
+from training.experiments.report import collect, write_page
+from training.experiments.runner import claim
+from training.surrogate import Surrogate
+
+pytestmark = pytest.mark.serial
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory):
+    """Some cells of the tables with little effort; the others are not run."""
+    out = tmp_path_factory.mktemp("experiments") / "small"
+    efforts = {name: dict(epochs=2) for name in ("sgd", "adam", "lbfgs", "ngd")}
+    preset = replace(PRESETS["quick"], base=replace(SMALL, rate=None), optimizers=efforts)
+    claim(out, "quick")
+    names = ("full-adam-nodal-float32", "full-adam-bpx-float32", "full-adam-stable-float32")
+    run_quietly([cell for cell in preset.cells(out) if cell.name in names])
+    return preset, out
+
+
+def test_a_report_says_what_is_there_and_what_is_missing(experiment):
+    preset, out = experiment
+    report = collect(out, preset)
+    rows = {row["cell"]: row for table in report["tables"] for row in table["rows"]}
+    assert len(rows) == 39
+    assert sorted(c for c, row in rows.items() if row["status"] == "done") == sorted(
+        f"full-adam-{loss}-float32" for loss in ("bpx", "nodal", "stable")
+    )
+    for cell, row in rows.items():
+        if row["status"] == "done":
+            result = result_of(out / cell)
+            assert (row["loss"], row["mre"], row["seconds"]) == (
+                result["loss"],
+                result["test"]["mre"],
+                result["seconds"],
+            )
+            assert report["curves"][cell][-1][2] == pytest.approx(result["loss"], rel=1e-4)
+            assert report["curves"][cell][0][0] == 0
+
+
+def test_the_page_has_our_values_beside_those_of_the_paper(experiment, tmp_path):
+    preset, out = experiment
+    report = collect(out, preset) | {"figures": {"table-2.png": "a picture"}}
+    write_page(report, tmp_path)
+    page = (tmp_path / "report.md").read_text()
+    loss = result_of(out / "full-adam-stable-float32")["loss"]
+    line = next(x for x in page.splitlines() if "full-adam-stable-float32" in x)
+    assert f"| {loss:.2e} | 1.20e-06 |" in line
+    assert line.startswith("| Adam | stable | float32 | 2 |")
+    assert sum("not run" in x for x in page.splitlines()) == 42 - 4
+    ratio = result_of(out / "full-adam-nodal-float32")["loss"] / result_of(out / "full-adam-bpx-float32")["loss"]
+    assert f"| Adam | float32 | {ratio:.3g} | 1.5e+04 |" in page
+    assert "![a picture](table-2.png)" in page
+
+
+def test_nets_are_evaluated_on_new_samples_as_the_command_does_it(experiment):
+    preset, out = experiment
+    fresh = evaluate_fresh(preset.cells(out), 7)
+    assert len(fresh) == 3
+    told = json.loads(run_command("evaluate", out / "full-adam-bpx-float32", "--seed", 7, "--json").stdout)
+    assert fresh["full-adam-bpx-float32"]["loss"] == pytest.approx(told["loss"], rel=1e-12)
+    rows = [row for table in collect(out, preset, fresh)["tables"] for row in table["rows"]]
+    assert sum(row["fresh"] is not None for row in rows) == 4  # one cell is in two tables
+
+
+def test_the_pages_in_docs_say_what_their_json_says(tmp_path):
+    for path in (ROOT / "docs" / "results").glob("*/report.json"):
+        write_page(json.loads(path.read_text()), tmp_path)
+        assert path.with_name("report.md").read_text() == (tmp_path / "report.md").read_text()
+    for path in (ROOT / "docs" / "results").glob("*/comparison.json"):
+        (tmp_path / "comparison.png").touch()
+        write_comparison(json.loads(path.read_text()), tmp_path)
+        assert path.with_name("comparison.md").read_text() == (tmp_path / "comparison.md").read_text()
+
+
+def test_a_page_says_where_a_run_diverged_or_had_other_settings(tmp_path):
+    claim(tmp_path, "cpu")
+    diverging = dict(optimizer="sgd", rate=1e30, loss="bpx")
+    cells = small_cells(tmp_path, **{"full-sgd-bpx-float16": diverging, "full-adam-bpx-float32": {}})
+    run_quietly(cells)
+    rows = [Row(("SGD", "bpx", "float16"), cells[0].name, cells[0].configuration)]
+    rows += [Row(("Adam", "bpx", "float32"), cells[1].name, replace(cells[1].configuration, epochs=9))]
+    table = Table("1", "two", ("optimizer", "loss", "precision"), rows)
+    report = collect(tmp_path, replace(PRESETS["cpu"], make=lambda preset: [table]))
+    report["figures"] = draw_figures(report, tmp_path)
+    assert list(report["figures"]) == ["table-1.png"]
+    write_page(report, tmp_path)
+    page = (tmp_path / "report.md").read_text()
+    failure = json.loads((cells[0].folder / "failure.json").read_text())
+    assert f"not finite at step {failure['step'] + 1}" in page
+    assert "run with other settings" in page
+    with pytest.raises(ValueError, match="could not go on, so there is no surrogate"):
+        Surrogate.load(cells[0].folder)
+
+
+def test_figures_of_the_best_preset_are_drawn(experiment, tmp_path):
+    """From rows with numbers, and from those that have none yet."""
+    _, out = experiment
+    for known in (True, False):
+        report = collect(out, PRESETS["best"])
+        for table in report["tables"]:
+            for row in table["rows"]:
+                report["curves"][row["cell"]] = [[0, 0.0, 1.0], [10, 1.0, 0.1]]
+                if known:
+                    row |= {"floor": 1e-3, "loss": 0.1, "ratio": 100.0, "excess": 0.099, "status": "done"}
+                    row["steps_to_excess"] = {"0.001": None, "0.0001": None, "1e-05": None, "1e-06": None}
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert list(draw_figures(report, tmp_path)) == ["table-best.png", "table-ablation.png", "table-levels.png"]
+
+
+def test_the_command_reports_with_figures_and_from_json_alone(experiment, tmp_path, monkeypatch):
+    preset, out = experiment
+    monkeypatch.setitem(PRESETS, "quick", preset)
+    from fem_frames.commands import main
+
+    assert main(["report", str(out), "--out", str(tmp_path / "a"), "--json"]) == 0
+    names = {p.name for p in (tmp_path / "a").iterdir()}
+    assert names == {"report.json", "report.md", "table-1.png", "table-2.png", "table-3.png", "initialisation.png"}
+    page = (tmp_path / "a" / "report.md").read_text()
+    (tmp_path / "a" / "report.md").unlink()
+    run_command("report", tmp_path / "a" / "report.json")  # in a process that knows nothing of the small preset
+    assert (tmp_path / "a" / "report.md").read_text() == page
+
+
+def test_random_nets_over_a_frame_are_smoother_than_in_the_nodal_basis():
+    """Random nodal values are white noise; those of the frame are like paths of a Brownian motion."""
+    problem = make_problem("quarters")
+    arrays = export_frame(MeshHierarchy.from_problem(problem, 6), problem, "least-squares")
+    found = random_functions(arrays, replace(SMALL, levels=6), 20)
+    assert found["with frame"]["u"].shape == (20, 65)
+    order = arrays.points[:, 0].argsort()
+    ratio = {}
+    for basis, fields in found.items():
+        sigma = fields["sigma"][:, order]
+        ratio[basis] = abs(np.diff(sigma)).mean() / sigma.std()
+    assert ratio["with frame"] < ratio["without frame"] / 3
