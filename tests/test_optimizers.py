@@ -320,3 +320,25 @@ def test_samples_of_a_batch_count_alike_in_half_precision():
     low(), high()
     off = low.gradient().double() - high.gradient()
     assert float(off.norm() / high.gradient().norm()) < 5e-3
+
+
+def test_gradients_whose_sum_half_precision_cannot_hold_are_averaged_first():
+    """Means of large gradients fit where their sum over a batch does not."""
+    count = 64
+    for power in range(60):
+        exact, net = small_objective(dtype="float64", count=count)
+        with torch.no_grad():
+            for p in net.parameters():
+                p.copy_((p * 1.1**power).half())
+        exact()
+        largest = float(exact.gradient().abs().max())
+        if largest > 2000:
+            break
+    assert 65504 / count < largest < 65504
+    objective, low = small_objective(dtype="float16", count=count)
+    with torch.no_grad():
+        objective.weights.vector.copy_(flat(net.parameters()))
+    assert torch.equal(flat(low.parameters()).double(), flat(net.parameters()))
+    assert objective.finite(objective())
+    off = objective.gradient().double() - exact.gradient()
+    assert off.norm() < 0.02 * exact.gradient().norm()

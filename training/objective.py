@@ -37,15 +37,23 @@ class Objective:
         """This process's share of a batch of `count` samples."""
         self._batch, self._count = batch, count
 
-    @torch.enable_grad()
     def __call__(self) -> Tensor:
-        """The mean loss, a number in the wide precision; nothing waits for the device."""
-        assert self._batch is not None
+        """The mean loss, a number in the wide precision; outside half precision nothing waits for the device."""
         self.weights.push()
+        if not self._half:
+            return self._evaluate(1 / self._count)
+        # In half precision the mean is taken last: divided by B before, gradients of single samples would vanish.
+        loss = self._evaluate(self.weights.scale)
+        if not self.weights.scales and not self.finite(loss):
+            loss = self._evaluate(1 / self._count)  # unless their sum is too large
+        return loss
+
+    @torch.enable_grad()
+    def _evaluate(self, before: float) -> Tensor:
+        """With gradients of samples that are multiplied by `before` on the way back."""
+        assert self._batch is not None
         for p in self._inner.values():
             p.grad = None
-        # In half precision the mean is taken last: divided by B before, gradients of single samples would vanish.
-        before = self.weights.scale if self._half else 1 / self._count
         with unchecked():
             w = self.net(self._batch.y)
             losses, gradient = self.loss.with_gradient(w, self._batch)

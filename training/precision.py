@@ -44,6 +44,8 @@ class Weights:
 
     scale: float = 1.0
     """Factor of the loss in the backward pass."""
+    scales: bool = False
+    """Whether it finds that factor itself."""
 
     def __init__(self, net: nn.Module) -> None:
         self._net = list(net.parameters())
@@ -105,6 +107,7 @@ class MasterWeights(Weights):
     Overflow halves it, and the step is skipped.
     """
 
+    scales = True
     FIRST = 2.0**10
     GROWTH_INTERVAL = 500
     LARGEST, SMALLEST = 2.0**24, 2.0**-10
