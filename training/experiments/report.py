@@ -111,7 +111,7 @@ def _collect_row(row: Row, cell: Cell) -> dict[str, Any]:
         **{key: test.get(key) for key in ("mre", "mse", "loss", "floor", "ratio", "excess")},
         "last_test": (failure.get("test") or {}).get("loss"),
         "device": result.get("device", failure.get("device")),
-        "stopped": result.get("stopped") or failure.get("reason"),
+        "stopped": result.get("stopped") or failure.get("reason", "").partition("; checkpoints are kept")[0] or None,
         "steps_to_excess": _steps_to_excess(cell),
         "paper": row.paper._asdict() if row.paper else None,
     }
