@@ -95,7 +95,7 @@ def inclusion(conductivity: float = 10.0) -> Problem:
     """
 
     def a(x: Array, y: Array) -> Array:
-        inside = ((x - y[..., :2]) ** 2).sum(-1) < y[..., 2] ** 2
+        inside = (x[..., 0] - y[..., 0]) ** 2 + (x[..., 1] - y[..., 1]) ** 2 < y[..., 2] ** 2
         return 1.0 + (conductivity - 1.0) * inside
 
     return Problem(
