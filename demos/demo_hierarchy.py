@@ -118,7 +118,7 @@ for name, (problem, y, exact, gradient, finest, expected) in cases.items():
 
 hierarchy = MeshHierarchy.from_problem(lshape, J)
 arrays = export_frame(hierarchy, lshape)
-sizes = arrays.fields[0].level_sizes
+sizes = arrays.families[0].level_sizes
 say(f"The frame on the L-shape: {sizes} hats on levels {arrays.first_level} to {arrays.finest_level},")
 say(f"together Nhat = {arrays.frame_size} coefficients for N = {arrays.nodal_size} nodal values.\n")
 assert sum(sizes) == arrays.frame_size < 4 / 3 * arrays.nodal_size
@@ -150,7 +150,8 @@ def draw(path):
     axes = above.add_subplot(1, 3, 1)
     axes.set_title("H1-normalised hats on the interval")
     interval = export_frame(MeshHierarchy.from_problem(box(1), 4), box(1))
-    for j, (free, scale) in enumerate(zip(interval.fields[0].free, interval.fields[0].scale, strict=True), start=1):
+    hats = interval.families[0]
+    for j, (free, scale) in enumerate(zip(hats.free, hats.scale, strict=True), start=1):
         for point, height in zip(interval.points[free, 0], scale, strict=True):
             tent = [point - 2.0**-j, point, point + 2.0**-j]
             axes.plot(tent, [-0.55 * j, height - 0.55 * j, -0.55 * j], color=colors[j - 1], linewidth=1.4)

@@ -18,10 +18,12 @@ _HOMES = {
     "Frame": "frame",
     "MeshHierarchy": "hierarchy",
     "LeastSquares": "least_squares",
+    "WeightedLeastSquares": "least_squares",
     "Grid": "mesh",
     "MeshArrays": "mesh",
     "read_gmsh": "mesh",
     "error_norms": "norms",
+    "flux_error_norms": "norms",
     "Congruent": "operators",
     "LinearOperator": "operators",
     "Affine": "problem",
@@ -41,9 +43,11 @@ _HOMES = {
     "solve": "solvers",
     "condition_numbers": "spectra",
     "error_bound": "spectra",
+    "flux_bounds": "spectra",
     "frame_bounds": "spectra",
     "Sweep": "sweep",
     "run_sweep": "sweep",
+    "flux_at_centres": "tables",
 }
 __all__ = sorted(_HOMES)
 
@@ -54,17 +58,18 @@ if TYPE_CHECKING:
     from fem_frames.formulations import make_formulation
     from fem_frames.frame import Frame
     from fem_frames.hierarchy import MeshHierarchy
-    from fem_frames.least_squares import LeastSquares
+    from fem_frames.least_squares import LeastSquares, WeightedLeastSquares
     from fem_frames.mesh import Grid, MeshArrays, read_gmsh
-    from fem_frames.norms import error_norms
+    from fem_frames.norms import error_norms, flux_error_norms
     from fem_frames.operators import Congruent, LinearOperator
     from fem_frames.problem import Affine, ByRegion, ExpAffine, Gaussian, Pointwise, Problem, Uniform, namespace
     from fem_frames.problems import PROBLEMS, make_problem
     from fem_frames.reference import ReferenceSolver, solve_reference
     from fem_frames.solutions import ReferenceSolutions
     from fem_frames.solvers import conjugate_gradients, solve
-    from fem_frames.spectra import condition_numbers, error_bound, frame_bounds
+    from fem_frames.spectra import condition_numbers, error_bound, flux_bounds, frame_bounds
     from fem_frames.sweep import Sweep, run_sweep
+    from fem_frames.tables import flux_at_centres
 
 
 def __getattr__(name: str) -> Any:

@@ -2,7 +2,7 @@
 
 The border between DOLFINx and torch: made by `export_frame`, saved as .npz, loaded where there is no DOLFINx.
 
-N points and K cells of the finest level J, j a level, n_j free dofs of a field on it, Q quadrature points.
+N points and K cells of the finest level J, j a level, n_j functions of a family on it, Q quadrature points.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ import numpy.typing as npt
 from fem_frames.files import load_arrays, save_arrays
 from fem_frames.mesh import Floats, Grid, Ints, MeshArrays
 from fem_frames.problem import Problem
+from fem_frames.rows import Rows
+from fem_frames.whitney import simplices
 
-KIND, VERSION = "frame arrays", 2  # 2: points numbered by the cells they lie in
-FORMULATIONS = ("energy", "least-squares")
+KIND, VERSION = "frame arrays", 3  # 2: points numbered by the cells they lie in; 3: families
+FORMULATIONS = ("energy", "least-squares", "weighted-least-squares")
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,23 +36,45 @@ class FrameLevel:
 
 @dataclass(frozen=True, eq=False)
 class FrameField:
-    """One P1 field: which points of each level are free, and what normalises their hats in H1."""
+    """An unknown function: P1 with values at points (degree 0), or RT0 with fluxes through facets (degree d - 1)."""
 
     name: str
-    free: tuple[Ints, ...]  # for each level (n_j,) points
-    scale: tuple[Floats, ...]  # for each level (n_j,) 1 / (H1 norm of the hat)
-    lift: Floats  # (N,) nodal values that take the essential boundary data; zero where there are none
+    degree: int
+    """Dimension of the simplices that carry its nodal values."""
+    free: tuple[Ints, ...]  # for each level, the simplices whose nodal values are free
+    lift: tuple[Floats, ...]  # for each level, nodal values at all simplices that take the essential boundary data
+
+
+@dataclass(frozen=True, eq=False)
+class FrameFamily:
+    """Functions on every level, as combinations of the nodal basis of that level: columns are simplices of the field.
+
+    Nodal families have one entry a function, what normalises it in H1 or H(div). The family "curl" has the curls of
+    the Whitney forms of dimension d - 2, hats for triangles; on the first level also what harmonic fields there are.
+    """
+
+    name: str
+    field: str
+    degree: int
+    """Dimension of the simplices that the functions belong to."""
+    free: tuple[Ints, ...]  # for each level, these simplices, in the order of the functions
+    functions: tuple[Rows, ...]  # for each level (n_j, simplices of the field)
+
+    @property
+    def scale(self) -> tuple[Floats, ...]:
+        """Of a nodal family, for each level (n_j,) what normalises its functions."""
+        return tuple(functions.weights for functions in self.functions)
 
     @property
     def level_sizes(self) -> tuple[int, ...]:
-        return tuple(len(free) for free in self.free)
+        return tuple(functions.shape[0] for functions in self.functions)
 
 
 @dataclass(frozen=True, eq=False)
 class FrameArrays:
     """A multilevel frame on nested meshes.
 
-    Frame coefficients are ordered by field, then level from coarse to fine, then `free`; nodal values by field,
+    Frame coefficients are ordered by family, then level from coarse to fine, then `free`; nodal values by field,
     then `free` of the finest level.
     """
 
@@ -59,6 +83,7 @@ class FrameArrays:
     points: Floats  # (N, d); those of a coarser level are the first ones
     levels: tuple[FrameLevel, ...]
     fields: tuple[FrameField, ...]
+    families: tuple[FrameFamily, ...]
     volumes: Floats  # (K,)
     centres: Floats  # (K, d)
     regions: Ints  # (K,)
@@ -67,6 +92,7 @@ class FrameArrays:
     neumann_load: Floats  # (N,) integrals of Neumann data times hats; zero for (LS), where they are essential
     record: Mapping[str, Any] = field(default_factory=dict)
     """The problem's name and options, versions of what made the arrays."""
+    _simplices: dict[tuple[int, int], tuple[Ints, Ints]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._check()
@@ -88,12 +114,18 @@ class FrameArrays:
     @property
     def frame_size(self) -> int:
         """Nhat, number of frame coefficients."""
-        return sum(sum(f.level_sizes) for f in self.fields)
+        return sum(sum(family.level_sizes) for family in self.families)
 
     @property
     def nodal_size(self) -> int:
         """N, number of free nodal values of all fields on the finest level."""
-        return sum(f.level_sizes[-1] for f in self.fields)
+        return sum(len(f.free[-1]) for f in self.fields)
+
+    def simplices(self, index: int, k: int) -> tuple[Ints, Ints]:
+        """(S, k+1) points of the k-simplices of levels[index], and (K_j, C) those of each cell."""
+        if (index, k) not in self._simplices:
+            self._simplices[index, k] = simplices(self.levels[index].cells, k)
+        return self._simplices[index, k]
 
     def ancestors(self, index: int) -> Ints:
         """(K,) cell of levels[index] that each finest cell lies in."""
@@ -126,14 +158,23 @@ class FrameArrays:
             self,
             points=points,
             levels=levels,
-            fields=tuple(
-                FrameField(f.name, f.free[:count], f.scale[:count], f.lift[: len(points)].copy()) for f in self.fields
-            ),
+            fields=tuple(replace(f, free=f.free[:count], lift=f.lift[:count]) for f in self.fields),
+            families=tuple(replace(f, free=f.free[:count], functions=f.functions[:count]) for f in self.families),
             volumes=self.volumes.reshape(K, -1).sum(axis=1),
             centres=centres.reshape(K, d),
             regions=tags.astype(np.int64),
             neumann_load=load,
         )
+
+    def without(self, family: str) -> FrameArrays:
+        """The frame without one of its families, which other families of the same field must make up for."""
+        left = tuple(f for f in self.families if f.name != family)
+        if len(left) == len(self.families):
+            raise ValueError(f"there is no family {family!r}; the frame has {', '.join(f.name for f in self.families)}")
+        lost = {f.name for f in self.fields} - {f.field for f in left}
+        if lost:
+            raise ValueError(f"nothing is left of {lost.pop()} without the family {family!r}; curls can be left out")
+        return replace(self, families=left)
 
     def check_problem(self, problem: Problem) -> None:
         """A ValueError if the frame is that of another problem, as far as points, regions and data tell."""
@@ -150,9 +191,11 @@ class FrameArrays:
             wrong = f"its quadrature_degree is {problem.quadrature_degree}, not {self.record['quadrature_degree']}"
         elif problem.regions is not None and not np.array_equal(problem.regions(self.centres), self.regions):
             wrong = "its regions are others"
-        elif not np.allclose(problem.boundary_values(problem.dirichlet_value, self.points), self.fields[0].lift):
+        elif not np.allclose(problem.boundary_values(problem.dirichlet_value, self.points), self.fields[0].lift[-1]):
             wrong = "its dirichlet_value is another"
-        elif problem.neumann_value == 0.0 and self.neumann_load.any():
+        elif problem.neumann_value == 0.0 and (
+            self.neumann_load.any() or any(f.lift[-1].any() for f in self.fields[1:])
+        ):
             wrong = "its neumann_value is zero, that of the frame is not"
         if wrong:
             raise ValueError(f"problem {name} does not fit the frame, which is one of {made}: {wrong}; export it again")
@@ -163,7 +206,8 @@ class FrameArrays:
             "formulation": self.formulation,
             "first_level": self.first_level,
             "levels": len(self.levels),
-            "fields": [f.name for f in self.fields],
+            "fields": [(f.name, f.degree) for f in self.fields],
+            "families": [(f.name, f.field, f.degree, [rows.shape for rows in f.functions]) for f in self.families],
             "record": dict(self.record),
         }
         save_arrays(path, KIND, VERSION, self._flat(), record, compress=True)
@@ -179,13 +223,22 @@ class FrameArrays:
                 first_level=record["first_level"],
                 levels=tuple(FrameLevel(*(flat[f"level{j}.{k}"] for k in _LEVEL_ARRAYS)) for j in count),
                 fields=tuple(
-                    FrameField(
+                    FrameField(name, degree, *(_tables(flat, f"field.{name}.{k}", count) for k in ("free", "lift")))
+                    for name, degree in record["fields"]
+                ),
+                families=tuple(
+                    FrameFamily(
                         name,
-                        tuple(flat[f"{name}.free{j}"] for j in count),
-                        tuple(flat[f"{name}.scale{j}"] for j in count),
-                        flat[f"{name}.lift"],
+                        of,
+                        degree,
+                        _tables(flat, f"family.{name}.free", count),
+                        tuple(
+                            Rows(flat[f"{key}.starts{j}"], flat[f"{key}.columns{j}"], flat[f"{key}.weights{j}"], (n, s))
+                            for key in (f"family.{name}",)
+                            for j, (n, s) in enumerate(shapes)
+                        ),
                     )
-                    for name in record["fields"]
+                    for name, of, degree, shapes in record["families"]
                 ),
                 record=record["record"],
                 **{name: flat[name] for name in _OWN_ARRAYS},
@@ -200,9 +253,12 @@ class FrameArrays:
         for j, level in enumerate(self.levels):
             flat |= {f"level{j}.{name}": getattr(level, name) for name in _LEVEL_ARRAYS}
         for f in self.fields:
-            flat[f"{f.name}.lift"] = f.lift
-            for j in range(len(f.free)):
-                flat |= {f"{f.name}.free{j}": f.free[j], f"{f.name}.scale{j}": f.scale[j]}
+            flat |= {f"field.{f.name}.free{j}": free for j, free in enumerate(f.free)}
+            flat |= {f"field.{f.name}.lift{j}": lift for j, lift in enumerate(f.lift)}
+        for family in self.families:
+            flat |= {f"family.{family.name}.free{j}": free for j, free in enumerate(family.free)}
+            for j, rows in enumerate(family.functions):
+                flat |= {f"family.{family.name}.{name}{j}": getattr(rows, name) for name in _ROWS}
         return flat
 
     def _check(self) -> None:
@@ -210,8 +266,8 @@ class FrameArrays:
             raise ValueError(f"formulation is {self.formulation!r}; choose from {', '.join(FORMULATIONS)}")
         if not isinstance(self.first_level, int) or self.first_level < 0:
             raise ValueError(f"first_level is {self.first_level!r}; a whole number is expected")
-        if not self.levels or not self.fields or self.points.ndim != 2:
-            raise ValueError("a frame needs points (N, d), at least one level and one field")
+        if not self.levels or not self.fields or not self.families or self.points.ndim != 2:
+            raise ValueError("a frame needs points (N, d), at least one level, one field and one family")
         for name, array in self._flat().items():
             if array.dtype != (np.int64 if name.rpartition(".")[2].rstrip("0123456789") in _WHOLE else np.float64):
                 raise ValueError(f"{name} has dtype {array.dtype}")
@@ -229,26 +285,54 @@ class FrameArrays:
             cells = K >> (d * (len(self.levels) - 1 - j))
             shapes |= {f"level{j}.cells": (cells, d + 1), f"level{j}.gradients": (cells, d + 1, d)}
             shapes[f"level{j}.ends"] = (len(level.ends), 2)
-        for f in self.fields:
-            shapes[f"{f.name}.lift"] = (len(self.points),)
-            if not len(f.free) == len(f.scale) == len(self.levels):
-                raise ValueError(
-                    f"field {f.name} has {len(f.free)} and {len(f.scale)} tables for {len(self.levels)} levels"
-                )
-            shapes |= {f"{f.name}.scale{j}": (len(free),) for j, free in enumerate(f.free)}
         flat = self._flat()
         for name, shape in shapes.items():
             if flat[name].shape != shape:
                 raise ValueError(f"{name} has shape {flat[name].shape}, expected {shape}")
         for j, level in enumerate(self.levels):
             count, before = self.point_count(j), self.point_count(j - 1) if j else len(self.points)
-            tables = [("cells", level.cells, count), ("ends", level.ends, before)]
-            tables += [(f"{f.name}.free", f.free[j], count) for f in self.fields]
-            for name, table, bound in tables:
-                if table.size and not 0 <= table.min() <= table.max() < bound:
-                    raise ValueError(f"{name} of level {self.first_level + j} refers to points that are not there")
+            for name, table, bound in (("cells", level.cells, count), ("ends", level.ends, before)):
+                _check_references(table, bound, f"{name} of level {self.first_level + j}")
+        self._check_functions()
+
+    def _check_functions(self) -> None:
+        """Fields and families have tables for all levels, which refer to simplices that are there."""
+        count, degrees = len(self.levels), {f.name: f.degree for f in self.fields}
+        tables = [(f.name, f.degree, len(f.free), len(f.lift)) for f in self.fields]
+        tables += [(f.name, f.degree, len(f.free), len(f.functions)) for f in self.families]
+        for name, degree, *sizes in tables:
+            if sizes != [count, count]:
+                raise ValueError(f"{name} has {sizes[0]} and {sizes[1]} tables for {count} levels")
+            if not 0 <= degree < self.dimension:
+                raise ValueError(f"{name} has degree {degree} in dimension {self.dimension}")
+        for j in range(count):
+            where = f"of level {self.first_level + j}"
+            for f in self.fields:
+                size = len(self.simplices(j, f.degree)[0])
+                _check_references(f.free[j], size, f"{f.name}.free {where}")
+                if f.lift[j].shape != (size,):
+                    raise ValueError(f"{f.name}.lift {where} has shape {f.lift[j].shape}, expected {(size,)}")
+            for family in self.families:
+                if family.field not in degrees:
+                    raise ValueError(f"family {family.name} is one of {family.field}, which is no field")
+                rows, size = family.functions[j], len(self.simplices(j, degrees[family.field])[0])
+                _check_references(family.free[j], len(self.simplices(j, family.degree)[0]), f"{family.name} {where}")
+                _check_references(rows.columns, size, f"{family.name} {where}")
+                whole = (rows.shape[0] + 1,), rows.columns.shape
+                if (rows.starts.shape, rows.weights.shape) != whole or rows.shape[1] != size:
+                    raise ValueError(f"the functions of {family.name} {where} have arrays that do not fit each other")
+
+
+def _check_references(table: Ints, bound: int, name: str) -> None:
+    if table.size and not 0 <= table.min() <= table.max() < bound:
+        raise ValueError(f"{name} refers to points that are not there")
+
+
+def _tables(flat: Mapping[str, npt.NDArray], name: str, count: range) -> tuple[npt.NDArray, ...]:
+    return tuple(flat[f"{name}{j}"] for j in count)
 
 
 _LEVEL_ARRAYS = ("cells", "ends", "gradients")
 _OWN_ARRAYS = ("points", "volumes", "centres", "regions", "rule_points", "rule_weights", "neumann_load")
-_WHOLE = ("cells", "ends", "free", "regions")
+_ROWS = ("starts", "columns", "weights")
+_WHOLE = ("cells", "ends", "free", "regions", "starts", "columns")

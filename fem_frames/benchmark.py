@@ -21,7 +21,12 @@ from fem_frames.studies import nominal_parameters
 
 Row = dict[str, Any]
 ROUTES = ("copy", "recursive", "gather", "csr", "coo", "bpx")
-SUITE = {1: (10, 14), 2: (5, 6, 7, 8), 3: (3, 4, 5)}  # dimension to levels
+SUITE = (  # dimension, formulation, levels
+    (1, "energy", (10, 14)),
+    (2, "energy", (5, 6, 7, 8)),
+    (2, "least-squares", (5, 6, 7)),
+    (3, "energy", (3, 4, 5)),
+)
 PROBLEMS = {1: "quarters", 2: "checkerboard", 3: "cube"}
 
 
@@ -48,6 +53,7 @@ def benchmark_rows(
             forward, backward = _runs(frame, problem, route, w, z)
             yield {
                 "dim": arrays.dimension,
+                "formulation": arrays.formulation,
                 "levels": arrays.finest_level,
                 "dtype": dtype,
                 "route": route,

@@ -32,6 +32,7 @@ from mpi4py import MPI
 from petsc4py import PETSc
 
 from fem_frames.mesh import Floats, Grid, Ints, MeshArrays, orient, row_keys
+from fem_frames.whitney import facet_vectors, simplices
 
 # DOLFINx lets libraries loaded after it share their symbols; the kernels of torch.compile, all of one name, would then
 # be mixed up and write where they must not.
@@ -275,15 +276,6 @@ def dofs(V: fem.FunctionSpace) -> Ints:
     return _table(V.dofmap.list, V.dofmap.dof_layout.num_dofs, V.mesh).astype(np.int64)
 
 
-def node_dofs(V: fem.FunctionSpace, whole: fem.FunctionSpace) -> tuple[Ints, Ints]:
-    """Of a P1 (sub)space: owned local dofs in the numbering of `whole`, and the input node of each."""
-    index_map = whole.dofmap.index_map
-    node = np.full(index_map.size_local + index_map.num_ghosts, -1, np.int64)
-    node[dofs(V)] = nodes(V.mesh)
-    owned = np.flatnonzero(node[: index_map.size_local] >= 0)
-    return owned, input_nodes(V.mesh)[node[owned]]
-
-
 # ---- the reference cell ---------------------------------------------------------------------------------
 
 
@@ -305,6 +297,26 @@ def tabulate(d: int, points: Floats) -> tuple[Floats, Floats]:
     table = basix.create_element(basix.ElementFamily.P, cell, 1, variant).tabulate(1, points)
     table = np.asarray(table).reshape(d + 1, len(points), d + 1)
     return table[0], np.moveaxis(table[1:], 0, -1)
+
+
+def tabulate_facets(d: int, points: Floats) -> tuple[Floats, Floats]:
+    """RT0 on the reference simplex, flux 1 through each facet: values (n, d+1, d) and divergences (n, d+1).
+
+    Facets in the order of `whitney.simplices`, oriented as there; P1 for d = 1.
+    """
+    if d == 1:
+        values, derivatives = tabulate(1, points)
+        return values[..., None], derivatives[..., 0]
+    cell, variant = getattr(basix.CellType, str(_NAMES[d])), basix.LagrangeVariant.legendre
+    element = basix.create_element(basix.ElementFamily.RT, cell, 1, variant)
+    corners, facets = np.concatenate([np.zeros((1, d)), np.eye(d)]), simplices(np.arange(d + 1)[None], d - 1)[0]
+    both = np.concatenate([points, corners[facets].mean(axis=1)])
+    # basix counts facets by the corner they leave out, which is the other way round.
+    table = np.asarray(element.tabulate(1, both)).reshape(d + 1, len(both), d + 1, d)[:, :, ::-1]
+    middle = table[0, len(points) :]  # (d+1, d+1, d) in the middle of each facet, each function
+    flux = np.einsum("ffi,fi->f", middle, facet_vectors(corners, facets))
+    table = table[:, : len(points)] / flux[:, None]
+    return table[0], np.einsum("inci->nc", table[1:])
 
 
 # ---- forms and output -----------------------------------------------------------------------------------
@@ -343,19 +355,32 @@ def nodal_function(mesh: dmesh.Mesh, values: Floats, name: str) -> fem.Function:
     V = space(mesh, "P")
     function = fem.Function(V)
     function.name = name
-    owned, node = node_dofs(V, V)
-    function.x.array[owned] = np.asarray(values)[node]
+    function.x.array[dofs(V)] = np.asarray(values)[input_nodes(mesh)[nodes(mesh)]]
+    function.x.scatter_forward()
+    return function
+
+
+@_quietly
+def cell_function(mesh: dmesh.Mesh, values: Floats, name: str) -> fem.Function:
+    """Vectors (K, d), constant on the input cells."""
+    d = values.shape[1]
+    V = fem.VectorFunctionSpace(mesh, ("DG", 0)) if _OLD else fem.functionspace(mesh, ("DG", 0, (d,)))
+    function = fem.Function(V)
+    function.name = name
+    of_cell = dofs(V)[:, 0]
+    function.x.array.reshape(-1, d)[of_cell] = np.asarray(values)[input_cells(mesh)]
     function.x.scatter_forward()
     return function
 
 
 def write_xdmf(path: str | Path, points: Floats, cells: Ints, **fields: Floats) -> None:
-    """XDMF and HDF5 for ParaView: a mesh given as arrays and nodal fields (N,) by name."""
+    """XDMF and HDF5 for ParaView: a mesh given as arrays, and by name fields at points (N,) or on cells (K, d)."""
     mesh = create(points, cells, MPI.COMM_SELF)
     with io.XDMFFile(MPI.COMM_SELF, str(path), "w") as file:
         file.write_mesh(mesh)
         for name, values in fields.items():
-            file.write_function(nodal_function(mesh, values, name))
+            make = nodal_function if np.ndim(values) == 1 else cell_function
+            file.write_function(make(mesh, values, name))
 
 
 def versions() -> dict[str, str]:

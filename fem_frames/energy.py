@@ -27,7 +27,7 @@ class Energy(Formulation):
     def __init__(self, frame: Frame, problem: Problem) -> None:
         super().__init__(frame, problem)
         arrays = frame.arrays
-        free, lift = arrays.fields[0].free[-1], arrays.fields[0].lift
+        free, lift = arrays.fields[0].free[-1], arrays.fields[0].lift[-1]
         # What does not depend on y: in float64, then rounded once.
         nodal, on_lift = arrays.neumann_load[free], float(arrays.neumann_load @ lift)
         if not callable(problem.source):
@@ -89,14 +89,14 @@ class Energy(Formulation):
     def lift_functional(self, y: Tensor) -> Tensor:
         """(B or 1,) ⟨f_y, lift⟩ + ⟨h, lift⟩."""
         value = torch.full((1,), self._on_lift, dtype=self.wide, device=self.frame.device)
-        if not callable(self.problem.source) or not self.frame.arrays.fields[0].lift.any():
+        if not callable(self.problem.source) or not self.frame.arrays.fields[0].lift[-1].any():
             return value
         return value + (self.source(y) * self._weighted_lift[..., None]).sum((0, 1))
 
     def _lift_values(self) -> np.ndarray:
         """(K, Q) the lift at the quadrature points."""
         arrays = self.frame.arrays
-        return arrays.fields[0].lift[arrays.levels[-1].cells] @ arrays.rule_points.T
+        return arrays.fields[0].lift[-1][arrays.levels[-1].cells] @ arrays.rule_points.T
 
     @cached_property
     def _laplacians(self) -> Tensor:

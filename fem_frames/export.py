@@ -5,25 +5,29 @@ N points, K cells, d dimension, j a level.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from fem_frames import dolfinx_door as door
-from fem_frames.arrays import FORMULATIONS, FrameArrays, FrameField, FrameLevel
+from fem_frames.arrays import FORMULATIONS, FrameArrays, FrameFamily, FrameField, FrameLevel
+from fem_frames.flux import FluxLevel, flux_levels, flux_lift
 from fem_frames.hierarchy import MeshHierarchy
 from fem_frames.mesh import Floats, Ints, signed_volumes
 from fem_frames.problem import Problem, whole_number
+from fem_frames.rows import Rows
 
 
 @dataclass(frozen=True, eq=False)
 class EssentialData:
-    """Of one P1 field: the points where its values are given, on every level, and nodal values that are right there."""
+    """Of one field, on every level: where its nodal values are given, and nodal values that are right there."""
 
     name: str
-    fixed: tuple[npt.NDArray[np.bool_], ...]  # for each level (N_j,)
-    lift: Floats  # (N,)
+    degree: int  # dimension of the simplices that carry the nodal values
+    fixed: tuple[npt.NDArray[np.bool_], ...]  # for each level, of all these simplices
+    lift: tuple[Floats, ...]  # the same
 
 
 def export_frame(
@@ -32,8 +36,9 @@ def export_frame(
     formulation: str = "energy",
     first_level: int | None = None,
 ) -> FrameArrays:
-    """The H1-normalised multilevel frame of P1 hats, levels `first_level` to the finest.
+    """The multilevel frame of P1 hats, normalised in H1, levels `first_level` to the finest.
 
+    For least squares also one of the flux in RT0: facet functions, normalised in H(div), and curls (`flux.py`).
     `first_level` is by default the problem's; levels without any free dof are left out.
     See "Multilevel frames" in the paper.
     """
@@ -51,24 +56,28 @@ def export_frame(
     centres = hierarchy.centres()
     problem.tabulate(centres[:, None], regions)  # what does not fit, unknown region tags too, is found here
 
-    levels, norms = [], []
+    levels, hats = [], []
     for j in range(first, finest + 1):
         points, level = hierarchy.level_points(j), hierarchy.levels[j]
         gradients, volumes = p1_gradients(points, level.cells)
         ends = level.ends if j > first else np.zeros((0, 2), np.int64)
         levels.append(FrameLevel(level.cells.copy(), ends.copy(), gradients))
-        norms.append(hat_norms(level.cells, gradients, volumes, len(points)))
-    fields = []
-    for f in data:
-        free = tuple(np.flatnonzero(~fixed) for fixed in f.fixed[first:])
-        scale = tuple(1 / norm[points] for norm, points in zip(norms, free, strict=True))
-        fields.append(FrameField(f.name, free, scale, f.lift))
+        free, norms = np.flatnonzero(~data[0].fixed[j]), hat_norms(level.cells, gradients, volumes, len(points))
+        hats.append(Rows.from_entries(np.arange(len(free)), free, 1 / norms[free], (len(free), len(points))))
+    fields = [
+        FrameField(f.name, f.degree, tuple(np.flatnonzero(~fixed) for fixed in f.fixed[first:]), f.lift[first:])
+        for f in data
+    ]
+    families = [FrameFamily("u", "u", 0, fields[0].free, tuple(hats))]
+    if len(data) > 1:
+        families += _flux_families(flux_levels(hierarchy, problem)[first:], fields[1])
     return FrameArrays(
         formulation=formulation,
         first_level=first,
         points=hierarchy.points.copy(),
         levels=tuple(levels),
         fields=tuple(fields),
+        families=tuple(families),
         volumes=volumes,
         centres=centres,
         regions=regions,
@@ -94,34 +103,24 @@ def essential_data(hierarchy: MeshHierarchy, problem: Problem, formulation: str)
     if problem.dirichlet_value != 0.0:
         # Interpolated everywhere, not only on the boundary: a smooth lift loses no digits in half precision.
         lift = problem.boundary_values(problem.dirichlet_value, hierarchy.points).copy()
-    u = EssentialData("u", fixed, lift)
+    u = EssentialData("u", 0, fixed, tuple(lift[: len(mask)].copy() for mask in fixed))
     if formulation == "energy":
         return (u,)
-    if hierarchy.dimension != 1:
-        raise ValueError(
-            "least squares is available in one dimension only, where the flux is P1; use formulation='energy'"
-        )
-    return u, _interval_flux(hierarchy, problem)
+    levels = flux_levels(hierarchy, problem)
+    sigma = EssentialData(
+        "sigma", hierarchy.dimension - 1, tuple(x.fixed for x in levels), flux_lift(hierarchy, problem, levels)
+    )
+    return u, sigma
 
 
-def _interval_flux(hierarchy: MeshHierarchy, problem: Problem) -> EssentialData:
-    """σ in 1D, given where u is not."""
-    facets, owner = hierarchy.levels[0].facets[:, 0], hierarchy.levels[0].cells
-    natural = facets[~hierarchy.dirichlet_facets(problem)]
-    x = hierarchy.points[:, 0]
-    lift = np.zeros(len(x))
-    if len(natural):
-        cell = owner[[int(np.flatnonzero((owner == point).any(axis=1))[0]) for point in natural]]
-        outward = np.sign(x[natural] - x[cell].mean(axis=1))
-        value = outward * problem.boundary_values(problem.neumann_value, hierarchy.points[natural])
-        order = np.argsort(x[natural])
-        lift = np.interp(x, x[natural][order], value[order])
-    fixed = []
-    for level in hierarchy.levels:
-        mask = np.zeros(level.point_count, bool)
-        mask[natural] = True
-        fixed.append(mask)
-    return EssentialData("sigma", tuple(fixed), lift)
+def _flux_families(levels: list[FluxLevel], sigma: FrameField) -> Iterator[FrameFamily]:
+    """Facet functions, and on triangles and tetrahedra curls, on the first level with harmonic fields."""
+    d = sigma.degree + 1
+    yield FrameFamily("sigma", "sigma", d - 1, sigma.free, tuple(level.facet_functions() for level in levels))
+    if d > 1:
+        free, functions = zip(*(level.curls() for level in levels), strict=True)
+        coarsest = Rows.stacked(functions[0], levels[0].harmonic_fields())
+        yield FrameFamily("curl", "sigma", d - 2, free, (coarsest, *functions[1:]))
 
 
 def neumann_load(hierarchy: MeshHierarchy, problem: Problem, formulation: str) -> Floats:

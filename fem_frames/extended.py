@@ -27,7 +27,7 @@ class ExtendedForm:
             raise ValueError(f"extended precision starts from float64, not {formulation.frame.dtype}")
         arrays = formulation.frame.arrays
         self._formulation, self._lift = formulation, tables.lift_states(arrays).astype(np.longdouble)
-        self._sizes = [f.level_sizes for f in arrays.fields]
+        self._sizes = [family.level_sizes for family in arrays.families]
         self._tables = tables.differential_rows(arrays)
         self._transposed = [table.transposed() for table in self._tables]
 

@@ -189,15 +189,15 @@ class Formulation(ABC):
         return self.frame.D(w) + self._lift if self.lifted else self.frame.D(w)
 
     def synthesise(self, w: Tensor) -> dict[str, Tensor]:
-        """Of each field, the values (B, points) of lift + F w at all points of the finest mesh."""
-        return self.at_points(self.frame.H(w))
+        """Of each field, the nodal values of lift + F w on the finest mesh: (B, points), for σ (B, facets)."""
+        return self.nodal_fields(self.frame.H(w))
 
-    def at_points(self, nodal: Tensor) -> dict[str, Tensor]:
-        """Of each field, values (B, points) from the free nodal values (B, N) of all fields."""
+    def nodal_fields(self, nodal: Tensor) -> dict[str, Tensor]:
+        """Of each field, all nodal values from the free ones (B, N) of all fields."""
         found, start = {}, 0
         for f in self.frame.arrays.fields:
             free = torch.as_tensor(np.array(f.free[-1]), device=nodal.device)
-            lift = torch.as_tensor(np.array(f.lift)).to(nodal)
+            lift = torch.as_tensor(np.array(f.lift[-1])).to(nodal)
             part = nodal[..., start : start + len(free)]
             found[f.name] = lift.expand(*nodal.shape[:-1], -1).index_copy(-1, free, part + lift[free])
             start += len(free)
@@ -298,7 +298,7 @@ class Formulation(ABC):
 def make_formulation(frame: Frame, problem: Problem) -> Formulation:
     """The formulation that the frame was exported for."""
     from fem_frames.energy import Energy
-    from fem_frames.least_squares import LeastSquares
+    from fem_frames.least_squares import LeastSquares, WeightedLeastSquares
 
-    kinds: dict[str, type[Formulation]] = {kind.name: kind for kind in (Energy, LeastSquares)}
+    kinds: dict[str, type[Formulation]] = {kind.name: kind for kind in (Energy, LeastSquares, WeightedLeastSquares)}
     return kinds[frame.arrays.formulation if isinstance(frame, Frame) else "energy"](frame, problem)

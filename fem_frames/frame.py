@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from fem_frames import tables
@@ -75,23 +76,23 @@ class Frame:
 
     @property
     def level_sizes(self) -> dict[str, tuple[int, ...]]:
-        """Of each field, the number of frame coefficients on every level, from coarse to fine."""
-        return {f.name: f.level_sizes for f in self.arrays.fields}
+        """Of each family, the number of frame coefficients on every level, from coarse to fine."""
+        return {family.name: family.level_sizes for family in self.arrays.families}
 
     @property
     def frame_size(self) -> int:
-        """Nhat, length of the vector of frame coefficients: by field, then by level."""
+        """Nhat, length of the vector of frame coefficients: by family, then by level."""
         return self.arrays.frame_size
 
-    def P(self, level: int, field: str = "u") -> Prolongation:
-        """P_j for j = `level`: nodal values at free points of level j-1 to those of level j."""
+    def P(self, level: int, family: str = "u") -> Prolongation:
+        """P_j for j = `level`: for u, nodal values at free points of level j-1 to those of level j."""
         level = whole_number(level, "level", least=None)
         first, last = self.arrays.first_level + 1, self.arrays.finest_level
         if not first <= level <= last:
             raise ValueError(f"there is no prolongation to level {level}; the frame has those to {first}, …, {last}")
-        found = next((f for f in self.arrays.fields if f.name == field), None)
+        found = next((f for f in self.arrays.families if f.name == family), None)
         if found is None:
-            raise ValueError(f"there is no field {field!r}; the frame has {', '.join(self.level_sizes)}")
+            raise ValueError(f"there is no family {family!r}; the frame has {', '.join(self.level_sizes)}")
         rows = tables.prolongation_rows(self.arrays, found, level - self.arrays.first_level)
         return Prolongation(rows, self.dtype, self.device)
 
@@ -135,11 +136,12 @@ def check_device(device: torch.device | str) -> torch.device:
 
 
 def _check_range(arrays: FrameArrays, dtype: torch.dtype) -> None:
-    """H1-normalised hats of large domains or high dimension may be too large for half precision."""
-    largest = max((float(s.max()) for f in arrays.fields for s in f.scale if len(s)), default=0.0)
+    """Normalised functions of large domains or high dimension may be too large for half precision."""
+    rows = [functions.weights for family in arrays.families for functions in family.functions]
+    largest = max((float(np.abs(weights).max()) for weights in rows if len(weights)), default=0.0)
     if largest > torch.finfo(dtype).max:
         raise ValueError(f"normalised hats of size {largest:.2g} are too large for {dtype}: use float32 or bfloat16")
 
 
 def _sizes(arrays: FrameArrays) -> list[tuple[int, ...]]:
-    return [f.level_sizes for f in arrays.fields]
+    return [family.level_sizes for family in arrays.families]

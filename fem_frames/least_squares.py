@@ -19,6 +19,7 @@ from fem_frames.formulations import Formulation
 from fem_frames.frame import Frame
 from fem_frames.operators import Congruent, LinearOperator, cells_last, flat_first, is_watched
 from fem_frames.problem import Problem
+from fem_frames.whitney import spreads
 
 
 class FluxResidual(LinearOperator):
@@ -110,11 +111,30 @@ class QuadratureFluxResidual(FluxResidual):
         return torch.cat([-flux.sum(1), weighted.sum(1), q], dim=1)
 
 
+class WeightedFluxResidual(FluxResidual):
+    """Another one with all residuals but the divergence multiplied by weights."""
+
+    def __init__(self, inner: FluxResidual, weights: Tensor) -> None:
+        """`weights` (K, residuals - 1, B) or such that broadcast."""
+        self.shape, self.dtype, self.device, self.batch = inner.shape, inner.dtype, inner.device, inner.batch
+        self.dimension, self.residual_size = inner.dimension, inner.residual_size
+        self._inner, self._weights = inner, weights
+
+    def cells(self, s: Tensor, source: Tensor | float = 0.0) -> Tensor:
+        return self._weighted(self._inner.cells(s, source))
+
+    def cells_transposed(self, r: Tensor) -> Tensor:
+        return self._inner.cells_transposed(self._weighted(r))
+
+    def _weighted(self, r: Tensor) -> Tensor:
+        return torch.cat([r[:, :1], self._weights * r[:, 1:]], dim=1)
+
+
 class LeastSquares(Formulation):
     """(LS): minimise ‖div σ + f_y‖² + ‖a_y^{-1} σ - ∇u‖².
 
-    With σ = a_y ∇u the first residual is div σ + f; the paper prints -f. In one dimension the flux is P1; for triangles
-    Raviart-Thomas elements enter through `tables.nodal_states`, as what follows is written for any d.
+    With σ = a_y ∇u the first residual is div σ + f; the paper prints -f. The flux is in RT0, which in one dimension is
+    P1.
     """
 
     name = "least-squares"
@@ -123,9 +143,7 @@ class LeastSquares(Formulation):
     def __init__(self, frame: Frame, problem: Problem) -> None:
         super().__init__(frame, problem)
         arrays, d = frame.arrays, frame.arrays.dimension
-        corners = arrays.points[arrays.levels[-1].cells] - arrays.centres[:, None]  # (K, d+1, d)
-        square = (corners**2).sum(axis=(1, 2)) / ((d + 1) * (d + 2))  # (K,) mean of |x - x_c|²
-        self._spread_root = self._as_data(np.sqrt(square) / d)
+        self._spread_root = self._as_data(np.sqrt(spreads(arrays.points, arrays.levels[-1].cells)) / d)
         self._offsets = self._as_data((tables.quadrature_points(arrays) - arrays.centres[:, None]) / d)
         self._volume_roots = self._as_data(np.sqrt(arrays.volumes))[:, None]  # (K, 1)
         if not callable(problem.source):
@@ -133,7 +151,10 @@ class LeastSquares(Formulation):
 
     def R(self, y: Tensor) -> FluxResidual:
         """R_y, of which C_y = R_yᵀ R_y."""
-        inverse, dtype = 1 / self.coefficient(y), self.frame.dtype
+        return self._residual(self.coefficient(y))
+
+    def _residual(self, a: Tensor) -> FluxResidual:
+        inverse, dtype = 1 / a, self.frame.dtype
         if inverse.shape[1] == 1:
             return ConstantFluxResidual(inverse, self._spread_root, self.frame.arrays.dimension, dtype)
         return QuadratureFluxResidual(inverse, self._weights, self._offsets, dtype)
@@ -195,3 +216,15 @@ class LeastSquares(Formulation):
         if callable(self.problem.source):
             return self._volume_roots * self.mean(self.source(y))
         return self._fixed_source
+
+
+class WeightedLeastSquares(LeastSquares):
+    """Minimise ‖div σ + f_y‖² + ‖a_y^{-1/2} σ - a_y^{1/2} ∇u‖², better conditioned where a_y varies much."""
+
+    name = "weighted-least-squares"
+
+    def R(self, y: Tensor) -> FluxResidual:
+        a = self.coefficient(y)
+        root = a.sqrt()  # a^{-1/2} σ - a^{1/2} ∇u is this times a^{-1} σ - ∇u
+        weights = root if a.shape[1] == 1 else root.repeat_interleave(self.frame.arrays.dimension, dim=1)
+        return WeightedFluxResidual(self._residual(a), weights)

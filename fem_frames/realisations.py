@@ -3,7 +3,7 @@
 They are what the recursion is compared with, in accuracy and in speed. In half precision both sum in float32 unless
 told to `accumulate` in their own dtype, which is how a plain implementation would do it; then long sums stagnate.
 
-B samples, K finest cells, L local dofs, m numbers in a cell's state, n_j dofs of a field on a level.
+B samples, K finest cells, L functions on a cell, m numbers in a cell's state.
 """
 
 from __future__ import annotations
@@ -37,18 +37,19 @@ class GatherDifferential(ExplicitOperator):
         self._state_size, self._accumulate = m, accumulate or accumulation_dtype(dtype)
         self._tables: list[tuple[slice, slice, Tensor, Tensor]] = []
         start = 0
-        for f in arrays.fields:
-            for index, size in enumerate(f.level_sizes):
-                cell, table = arrays.ancestors(index), local_table(arrays, f, index)
-                dofs, states = table.dofs[cell], table.states[cell]  # (K, L), (K, L, c)
-                if f.name == "sigma":
+        for family in arrays.families:
+            part = state_slices(arrays)[family.field]
+            for index, size in enumerate(family.level_sizes):
+                cell, table = arrays.ancestors(index), local_table(arrays, family, index)
+                functions, states = table.functions[cell], table.states[cell]  # (K, n), (K, n, c)
+                if family.field == "sigma":
                     offset = (arrays.centres - level_centres(arrays, index)[cell])[:, None]
                     states = np.concatenate([states[..., :d] + states[..., d:] * offset / d, states[..., d:]], axis=2)
-                states = np.where(dofs[..., None] < 0, 0.0, states * np.sqrt(arrays.volumes)[:, None, None])
+                states = states * np.sqrt(arrays.volumes)[:, None, None]
                 if size:
-                    indices = torch.as_tensor(np.maximum(dofs, 0), device=device)
+                    indices = torch.as_tensor(np.maximum(functions, 0), device=device)  # those that are none have zeros
                     weights = torch.as_tensor(states).to(device, dtype)
-                    self._tables.append((slice(start, start + size), state_slices(arrays)[f.name], indices, weights))
+                    self._tables.append((slice(start, start + size), part, indices, weights))
                 start += size
 
     def multiply(self, x: Tensor, transposed: bool) -> Tensor:

@@ -5,8 +5,7 @@ B samples, N points of the finest mesh, K cells of this rank, Q quadrature point
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,30 +17,15 @@ from mpi4py import MPI
 from petsc4py import PETSc
 
 from fem_frames import dolfinx_door as door
+from fem_frames.dofs import facet_dofs, global_node_dofs, node_dofs
 from fem_frames.export import essential_data, neumann_load
 from fem_frames.hierarchy import MeshHierarchy, coarse_mesh
+from fem_frames.krylov import FluxBlock, KrylovSolver, choose_solver
 from fem_frames.mesh import Floats, Ints
 from fem_frames.parallel import on_root, together, together_in_steps
 from fem_frames.problem import Problem
 from fem_frames.solutions import ReferenceSolutions
-
-_solver_numbers = itertools.count()
-SOLVERS: dict[str, dict[str, Any]] = {
-    "cg": {"ksp_type": "cg", "ksp_rtol": 1e-12, "ksp_max_it": 1000},
-    "lu": {"ksp_type": "preonly", "pc_type": "lu", "pc_factor_mat_solver_type": "mumps"},
-}
-
-
-def choose_solver(formulation: str, solver: str | None) -> str:
-    """The solver asked for, or the default of the formulation; a ValueError if they do not fit."""
-    if formulation not in FORMS:
-        raise ValueError(f"formulation is {formulation!r}; choose from {', '.join(FORMS)}")
-    solver = solver or ("lu" if formulation == "least-squares" else "cg")
-    if solver not in SOLVERS:
-        raise ValueError(f"solver is {solver!r}; choose from {', '.join(SOLVERS)}")
-    if formulation == "least-squares" and solver == "cg":
-        raise ValueError("least squares has no algebraic multigrid here; use solver='lu'")
-    return solver
+from fem_frames.whitney import facet_vectors, simplices
 
 
 def energy_forms(V: Any, w: Any, a: Any, f: Any, dx: Any) -> tuple[Any, Any, Any]:
@@ -52,19 +36,37 @@ def energy_forms(V: Any, w: Any, a: Any, f: Any, dx: Any) -> tuple[Any, Any, Any
 
 
 def least_squares_forms(V: Any, w: Any, a: Any, f: Any, dx: Any) -> tuple[Any, Any, Any]:
-    """(LS) in 1D: bilinear form, linear form, and the squared residual of w = (u, σ).
+    """(LS): bilinear form, linear form, and the squared residual of w = (u, σ).
 
-    σ = a u', so the residual of the equation is σ' + f; the paper prints -f.
+    σ = a ∇u, so the residual of the equation is div σ + f; the paper prints -f.
     """
-    (u, s), (v, t) = ufl.TrialFunctions(V), ufl.TestFunctions(V)
-    bilinear = (s.dx(0) * t.dx(0) + (s / a - u.dx(0)) * (t / a - v.dx(0))) * dx
-    w_u, w_s = ufl.split(w)
-    return bilinear, -f * t.dx(0) * dx, ((w_s.dx(0) + f) ** 2 + (w_s / a - w_u.dx(0)) ** 2) * dx
+    return _flux_forms(V, w, f, dx, 1 / a, 1)
 
 
-FORMS: dict[str, tuple[tuple[str, ...], Callable[..., tuple[Any, Any, Any]]]] = {
-    "energy": (("P",), energy_forms),
-    "least-squares": (("P", "P"), least_squares_forms),
+def weighted_least_squares_forms(V: Any, w: Any, a: Any, f: Any, dx: Any) -> tuple[Any, Any, Any]:
+    """The same with the residual a^{-1/2} σ - a^{1/2} ∇u."""
+    return _flux_forms(V, w, f, dx, 1 / ufl.sqrt(a), ufl.sqrt(a))
+
+
+def _flux_forms(V: Any, w: Any, f: Any, dx: Any, of_flux: Any, of_gradient: Any) -> tuple[Any, Any, Any]:
+    one = V.mesh.topology.dim == 1  # where σ is P1
+
+    def div(s: Any) -> Any:
+        return s.dx(0) if one else ufl.div(s)
+
+    def residual(u: Any, s: Any) -> Any:
+        return of_flux * s - of_gradient * (u.dx(0) if one else ufl.grad(u))
+
+    (u, s), (v, t), (w_u, w_s) = ufl.TrialFunctions(V), ufl.TestFunctions(V), ufl.split(w)
+    bilinear = (div(s) * div(t) + ufl.inner(residual(u, s), residual(v, t))) * dx
+    functional = ((div(w_s) + f) ** 2 + ufl.inner(residual(w_u, w_s), residual(w_u, w_s))) * dx
+    return bilinear, -f * div(t) * dx, functional
+
+
+FORMS: dict[str, Callable[..., tuple[Any, Any, Any]]] = {
+    "energy": energy_forms,
+    "least-squares": least_squares_forms,
+    "weighted-least-squares": weighted_least_squares_forms,
 }
 
 
@@ -73,22 +75,40 @@ class _Discretisation:
     """What the ranks need to know of the finest mesh beside their part of it; from rank 0."""
 
     regions: Ints  # (cells of all ranks,)
-    fixed: tuple[tuple[str, npt.NDArray[np.bool_], Floats], ...]  # of each field: name, (N,) where given, (N,) values
+    fields: tuple[_Field, ...]
     load: Floats  # (N,)
+
+
+@dataclass(frozen=True, eq=False)
+class _Field:
+    """The nodal values of a field on the finest mesh."""
+
+    name: str
+    simplices: Ints  # (n, k+1) points of what carries each
+    fixed: npt.NDArray[np.bool_]  # (n,) where they are given
+    lift: Floats  # (n,) values that are right there
+
+    @property
+    def family(self) -> str:
+        return "P" if self.simplices.shape[1] == 1 else "RT"
 
 
 def _describe(hierarchy: MeshHierarchy | None, problem: Problem, formulation: str) -> _Discretisation:
     assert hierarchy is not None  # on rank 0
     regions = hierarchy.regions(problem)
     problem.tabulate(hierarchy.centres()[:, None], regions)  # what does not fit, unknown region tags too, is found here
-    fixed = tuple((f.name, f.fixed[-1], f.lift) for f in essential_data(hierarchy, problem, formulation))
-    return _Discretisation(regions, fixed, neumann_load(hierarchy, problem, formulation))
+    fields = tuple(
+        _Field(f.name, simplices(hierarchy.finest.cells, f.degree)[0], f.fixed[-1], f.lift[-1])
+        for f in essential_data(hierarchy, problem, formulation)
+    )
+    return _Discretisation(regions, fields, neumann_load(hierarchy, problem, formulation))
 
 
 class ReferenceSolver:
     """y to the finite element solution on level `levels`, its mesh distributed over `comm`.
 
-    (E) by conjugate gradients with algebraic multigrid (`solver="cg"`) or by LU, (LS) by LU. PETSc's options come
+    By conjugate gradients with multigrid (`solver="cg"`, the default for (E); for (LS) on triangles only) or by LU
+    (`"lu"`, the default for (LS)). PETSc's options come
     from its command line or from `petsc_options`, which wins: `{"ksp_rtol": 1e-8, "ksp_monitor": None}`.
     """
 
@@ -102,11 +122,12 @@ class ReferenceSolver:
         petsc_options: Mapping[str, Any] | None = None,
         comm: MPI.Comm = MPI.COMM_WORLD,
     ) -> None:
-        solver = choose_solver(formulation, solver)
+        choose_solver(formulation, solver)
         self.problem, self.formulation, self.comm = problem, formulation, comm
         self._prepare(problem.check_levels(levels))
         self._set_up_forms()
-        self._ksp, self._options = _krylov_solver(comm, solver, petsc_options or {})
+        solver = choose_solver(formulation, solver, self.mesh.topology.dim)
+        self._krylov = KrylovSolver(comm, solver, petsc_options or {}, self._flux_block() if solver == "cg" else None)
         self._matrix: PETSc.Mat | None = None
 
     def _prepare(self, levels: int) -> None:
@@ -131,17 +152,14 @@ class ReferenceSolver:
         at_points = door.quadrature_space(mesh, degree)
         self._point_dofs = door.dofs(at_points)
         self._a, self._f = fem.Function(at_points), fem.Function(at_points)
-        families, forms = FORMS[self.formulation]
-        V = self.space = door.space(mesh, *families)
+        fields = self._data.fields
+        V = self.space = door.space(mesh, *(f.family for f in fields))
         self.solution = fem.Function(V)
         dx = ufl.Measure("dx", domain=mesh, metadata={"quadrature_degree": degree})
-        bilinear, linear, functional = forms(V, self.solution, self._a, self._f, dx)
-        parts = [V] if len(families) == 1 else [V.sub(i) for i in range(len(families))]
+        bilinear, linear, functional = FORMS[self.formulation](V, self.solution, self._a, self._f, dx)
+        parts = [V] if len(fields) == 1 else [V.sub(i) for i in range(len(fields))]
         self._bilinear, self._linear, self._functional = (door.compile_form(x) for x in (bilinear, linear, functional))
-        self._fields = [
-            (name, fixed, lift, *door.node_dofs(part, V))
-            for (name, fixed, lift), part in zip(self._data.fixed, parts, strict=True)
-        ]
+        self._dofs = [_nodal_dofs(f, part, V) for f, part in zip(fields, parts, strict=True)]
 
     def __call__(self, y: npt.ArrayLike) -> tuple[dict[str, Floats], float]:
         """Nodal values (N,) of every field and the loss, for one y (p,); on every rank. Collective."""
@@ -150,7 +168,7 @@ class ReferenceSolver:
             raise ValueError(f"one y is expected, not {len(checked)}; solve_reference takes a batch")
         self._set_data(checked)
         self._solve()
-        fields = {name: self._gather(owned, node) for name, _, _, owned, node in self._fields}
+        fields = {f.name: self._gather(f, dofs) for f, dofs in zip(self._data.fields, self._dofs, strict=True)}
         loss = door.integral(self._functional, self.comm)
         if self.formulation == "energy":
             loss -= float(self._data.load @ fields["u"])
@@ -173,33 +191,45 @@ class ReferenceSolver:
         x = A.createVecRight()
         first = self.space.dofmap.index_map.local_range[0]
         rows = []
-        for _, fixed, lift, owned, node in self._fields:
-            given = fixed[node]
-            x.array[owned[given]] = lift[node[given]]
+        for f, (owned, place, factor) in zip(self._data.fields, self._dofs, strict=True):
+            given = f.fixed[place]
+            x.array[owned[given]] = (factor * f.lift[place])[given]
             rows.append(first + owned[given])
-        _, _, _, owned, node = self._fields[0]
+        owned, node, _ = self._dofs[0]
         b.array[owned] += self._data.load[node]
         A.zeroRowsColumns(np.concatenate(rows).astype(PETSc.IntType), 1.0, x, b)
-        self._ksp.setOperators(A)
-        self._ksp.solve(b, x)
-        _forget(self._options)  # after the first solve all that is read late is read
-        self._options = ()
-        reason = self._ksp.getConvergedReason()
-        if reason < 0:
-            raise RuntimeError(
-                f"PETSc did not converge in {self._ksp.getIterationNumber()} iterations: {_reason_name(reason)}; "
-                "try solver='lu' (--solver lu), more iterations (-ksp_max_it) or a larger tolerance (-ksp_rtol)"
-            )
+        self._krylov(A, b, x)
         self.solution.x.array[: len(x.array_r)] = x.array_r
         self.solution.x.scatter_forward()
         for vector in (b, x):
             vector.destroy()
 
-    def _gather(self, owned: Ints, node: Ints) -> Floats:
-        values = np.zeros(len(self._data.load))
-        for part, place in self.comm.allgather((self.solution.x.array[owned], node)):
-            values[place] = part
+    def _flux_block(self) -> FluxBlock | None:
+        if self.formulation == "energy":
+            return None
+        (nodes, _, _), (owned, place, factor) = self._dofs
+        ends = self._data.fields[1].simplices[place]  # (n, 2)
+        x = np.zeros((len(self._data.load), 2))
+        x[door.input_nodes(self.mesh)] = door.coordinates(self.mesh)
+        columns = global_node_dofs(self.space.sub(0), self.space, ends.ravel())
+        weights = (factor[:, None] * np.array([-1.0, 1.0])).ravel()
+        constants = factor[:, None] * facet_vectors(x, ends)
+        return FluxBlock((nodes, owned), (np.repeat(owned, 2), columns, weights), constants)
+
+    def _gather(self, field: _Field, dofs: tuple[Ints, Ints, Floats]) -> Floats:
+        owned, place, factor = dofs
+        values = np.zeros(len(field.lift))
+        for part, places in self.comm.allgather((self.solution.x.array[owned] / factor, place)):
+            values[places] = part
         return values
+
+
+def _nodal_dofs(field: _Field, part: Any, whole: Any) -> tuple[Ints, Ints, Floats]:
+    """Owned dofs, the nodal value each belongs to, and what this is multiplied by."""
+    if field.family == "RT":
+        return facet_dofs(part, whole, field.simplices)
+    owned, node = node_dofs(part, whole)
+    return owned, node, np.ones(len(owned))
 
 
 def solve_reference(
@@ -243,49 +273,3 @@ def solve_reference(
         **door.versions(),
     }
     return ReferenceSolutions.stack(checked, results, record)
-
-
-def _krylov_solver(comm: MPI.Comm, solver: str, given: Mapping[str, Any]) -> tuple[PETSc.KSP, tuple[str, ...]]:
-    """A KSP with our defaults, PETSc's command line over them, and `given` over both; and the names of its options.
-
-    They get a prefix of this solver alone: PETSc reads some of them late, and no other solver shall read them.
-    """
-    defaults = dict(SOLVERS[solver])
-    if solver == "cg":
-        defaults["pc_type"] = "hypre" if _has_hypre(comm) else "gamg"
-    database = PETSc.Options()
-    prefix = f"fem_frames_{next(_solver_numbers)}_"
-    shared = {key: value for key, value in database.getAll().items() if not key.startswith("fem_frames_")}
-    options = {prefix + key: value for key, value in {**defaults, **shared, **given}.items()}
-    for key, value in options.items():
-        database[key] = value
-    ksp = PETSc.KSP().create(comm)
-    ksp.setOptionsPrefix(prefix)
-    try:
-        ksp.setFromOptions()
-    except PETSc.Error as error:
-        _forget(options)
-        why = " ".join(str(error).split())
-        raise ValueError(f"PETSc refuses the options {dict(given) or shared}: {why}") from error
-    return ksp, tuple(options)
-
-
-def _forget(options: Iterable[str]) -> None:
-    """Takes options out of PETSc's database, which at the end would report those that nobody asked for."""
-    for key in options:
-        PETSc.Options().delValue(key)
-
-
-def _has_hypre(comm: MPI.Comm) -> bool:
-    try:
-        PETSc.PC().create(comm).setType("hypre")
-    except PETSc.Error:
-        return False
-    return True
-
-
-def _reason_name(reason: int) -> str:
-    names = PETSc.KSP.ConvergedReason
-    return next(
-        (name for name in dir(names) if name.startswith("DIVERGED") and getattr(names, name) == reason), str(reason)
-    )

@@ -9,6 +9,7 @@ R rows, n columns, B samples; the batch is last, so that a gathered row is conti
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +37,27 @@ class Rows:
         row, column, weight = row[keep], column[keep], weight[keep]
         order = np.lexsort((column, row))
         starts = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=shape[0]))])
-        return cls(starts, column[order], weight[order].astype(np.float64), shape)
+        return cls(starts.astype(np.int64), column[order].astype(np.int64), weight[order].astype(np.float64), shape)
+
+    @classmethod
+    def from_scipy(cls, matrix: Any) -> Rows:
+        """From a sparse matrix of SciPy; zeros are left out."""
+        coo = matrix.tocoo()
+        coo.sum_duplicates()
+        return cls.from_entries(coo.row, coo.col, coo.data, coo.shape)
+
+    @classmethod
+    def stacked(cls, first: Rows, second: Rows) -> Rows:
+        """The rows of one after those of the other."""
+        starts = np.concatenate([first.starts, first.starts[-1] + second.starts[1:]])
+        columns, weights = (np.concatenate([getattr(x, k) for x in (first, second)]) for k in ("columns", "weights"))
+        return cls(starts, columns, weights, (first.shape[0] + second.shape[0], first.shape[1]))
+
+    def to_scipy(self) -> Any:
+        """The same as SciPy's csr_array."""
+        from scipy import sparse
+
+        return sparse.csr_array((self.weights, self.columns, self.starts), shape=self.shape)
 
     def transposed(self) -> Rows:
         rows = np.repeat(np.arange(self.shape[0]), np.diff(self.starts))

@@ -52,7 +52,7 @@ class SolutionPanel:
     label: str
     arrays: FrameArrays
     y: Floats  # (B, p)
-    values: Mapping[str, Floats]  # of each field (B, N)
+    values: Mapping[str, Floats]  # of each field at points (B, N), or vectors on cells (B, K, d)
     reference: Mapping[str, Floats]
 
 
@@ -60,7 +60,7 @@ def plot_runs(curves: Sequence[RunCurve], panels: Sequence[SolutionPanel], path:
     """Loss curves on top, below the solutions of each run."""
     plt = pyplot()
     flat = [p for p in panels if p.arrays.dimension < 3]  # solutions in space cannot be drawn flat
-    heights = [4.4, *(2.9 if p.arrays.dimension == 1 else 8.4 for p in flat)]
+    heights = [4.4, *(2.9 if p.arrays.dimension == 1 else 8.4 * len(p.values) for p in flat)]
     width = max([7.0, *(0.6 + 3.2 * len(p.y) for p in flat if p.arrays.dimension == 2)])
     figure = plt.figure(figsize=(width, sum(heights)), layout="constrained")
     parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
@@ -71,7 +71,7 @@ def plot_runs(curves: Sequence[RunCurve], panels: Sequence[SolutionPanel], path:
 
 
 def plot_solution(arrays: FrameArrays, fields: Mapping[str, Floats], path: Path, title: str = "") -> None:
-    """All fields (N,) of one solution."""
+    """All fields of one solution, at points (N,) or vectors on cells (K, d)."""
     if arrays.dimension == 3:
         raise ValueError("solutions in space are not drawn: write them with --out u.xdmf and open that in ParaView")
     plt = pyplot()
@@ -84,7 +84,7 @@ def plot_solution(arrays: FrameArrays, fields: Mapping[str, Floats], path: Path,
             ax.grid(alpha=0.3)
         else:
             figure.colorbar(_map(ax, arrays, values), ax=ax, shrink=0.85)
-            ax.set_title(symbol(name))
+            ax.set_title(symbol(name) if values.ndim == 1 else f"|{symbol(name)}| and its direction")
     figure.suptitle(title)
     save(figure, path)
 
@@ -133,24 +133,30 @@ def _draw_lines(part: Any, panel: SolutionPanel) -> None:
 
 
 def _draw_maps(part: Any, panel: SolutionPanel) -> None:
-    """A column a sample: u, under it the reference, under that the difference."""
-    u, reference = panel.values["u"], panel.reference["u"]
-    grid = part.subplots(3, len(u), squeeze=False)
-    for i in range(len(u)):
-        low, high = (float(f(np.concatenate([u[i], reference[i]]))) for f in (np.min, np.max))
-        _map(grid[0, i], panel.arrays, u[i], vmin=low, vmax=high)
-        grid[0, i].set_title(f"{panel.label}\n{_short(panel.y[i])}", fontsize=9)
-        drawn = _map(grid[1, i], panel.arrays, reference[i], vmin=low, vmax=high)
-        part.colorbar(drawn, ax=grid[:2, i], location="bottom", shrink=0.8, aspect=30)
-        grid[1, i].set_title("reference", fontsize=9)
-        error = u[i] - reference[i]
-        largest = float(np.abs(error).max()) or 1.0
-        drawn = _map(grid[2, i], panel.arrays, error, cmap="RdBu_r", vmin=-largest, vmax=largest)
-        part.colorbar(
-            drawn, ax=grid[2, i], location="bottom", shrink=0.8, aspect=30, format="%.0e", ticks=[-largest, 0, largest]
-        )
-        relative = np.linalg.norm(error) / (np.linalg.norm(reference[i]) or 1.0)
-        grid[2, i].set_title(f"difference, relative {relative:.1e}", fontsize=9)
+    """A column a sample: a field, under it the reference, under that the difference; then the next field."""
+    grid = part.subplots(3 * len(panel.values), len(panel.y), squeeze=False)
+    for k, (name, values) in enumerate(panel.values.items()):
+        for i, value in enumerate(values):
+            _draw_difference(part, grid[3 * k : 3 * k + 3, i], panel.arrays, value, panel.reference[name][i])
+            title = f"{panel.label}: {symbol(name)}\n{_short(panel.y[i])}"
+            grid[3 * k, i].set_title(title, fontsize=9)
+
+
+def _draw_difference(part: Any, axes: Any, arrays: FrameArrays, value: Floats, reference: Floats) -> None:
+    error = value - reference
+    sizes = [v if v.ndim == 1 else np.linalg.norm(v, axis=1) for v in (value, reference, error)]
+    low, high = (float(f(np.concatenate(sizes[:2]))) for f in (np.min, np.max))
+    _map(axes[0], arrays, value, vmin=low, vmax=high)
+    drawn = _map(axes[1], arrays, reference, vmin=low, vmax=high)
+    part.colorbar(drawn, ax=list(axes[:2]), location="bottom", shrink=0.8, aspect=30)
+    axes[1].set_title("reference", fontsize=9)
+    largest = float(np.abs(sizes[2]).max()) or 1.0
+    least = -largest if value.ndim == 1 else 0.0
+    drawn = _map(axes[2], arrays, error, cmap="RdBu_r" if value.ndim == 1 else "Reds", vmin=least, vmax=largest)
+    ticks = sorted({least, 0.0, largest})
+    part.colorbar(drawn, ax=axes[2], location="bottom", shrink=0.8, aspect=30, format="%.0e", ticks=ticks)
+    relative = np.linalg.norm(error) / (np.linalg.norm(reference) or 1.0)
+    axes[2].set_title(f"difference, relative {relative:.1e}", fontsize=9)
 
 
 def _short(y: Floats) -> str:
@@ -160,8 +166,24 @@ def _short(y: Floats) -> str:
 def _map(axes: Any, arrays: FrameArrays, values: Floats, **options: Any) -> Any:
     axes.set_aspect("equal")
     axes.set_axis_off()
-    x = arrays.points
-    return axes.tripcolor(x[:, 0], x[:, 1], arrays.levels[-1].cells, values, shading="gouraud", **options)
+    x, cells = arrays.points, arrays.levels[-1].cells
+    if values.ndim == 1:
+        return axes.tripcolor(x[:, 0], x[:, 1], cells, values, shading="gouraud", **options)
+    drawn = axes.tripcolor(x[:, 0], x[:, 1], cells, facecolors=np.linalg.norm(values, axis=1), **options)
+    if "cmap" not in options:  # no arrows on differences
+        _arrows(axes, arrays, values)
+    return drawn
+
+
+def _arrows(axes: Any, arrays: FrameArrays, vectors: Floats, across: int = 14) -> None:
+    """Arrows of vectors (K, 2) on cells, as many across as can be told apart."""
+    low, high = arrays.points.min(axis=0), arrays.points.max(axis=0)
+    place = np.floor((arrays.centres - low) / float((high - low).max()) * across * 0.999).astype(np.int64)
+    _, group = np.unique(place[:, 0] * across + place[:, 1], return_inverse=True)
+    count = np.bincount(group)
+    at = [np.bincount(group, weights=arrays.centres[:, i]) / count for i in range(2)]
+    mean = [np.bincount(group, weights=vectors[:, i]) / count for i in range(2)]
+    axes.quiver(*at, *mean, color="white", width=0.005, pivot="middle")
 
 
 def symbol(name: str) -> str:

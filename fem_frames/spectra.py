@@ -12,12 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fem_frames.formulations import Formulation
 from fem_frames.operators import Congruent, LinearOperator, dot
 from fem_frames.solvers import ConvergenceError, conjugate_gradients
+from fem_frames.whitney import spreads
 
 Map = Callable[[Tensor], Tensor]
 _LOWER_BOUNDS: WeakKeyDictionary[Formulation, float] = WeakKeyDictionary()
@@ -36,6 +38,8 @@ class Conditioning:
     """of D on the orthogonal complement of ker F"""
     cond_C: float
     """of C_y on the range of D"""
+    cond_flux: float | None
+    """of the frame of σ in H(div); None where there is no flux"""
 
 
 def extreme_eigenvalues(
@@ -106,7 +110,33 @@ def condition_numbers(formulation: Formulation, y: Tensor, tol: float = 1e-3) ->
     bpx = extreme_eigenvalues(HHT, A, N, device, tol=tol)
     D = extreme_eigenvalues(HHT, gram, N, device, tol=tol)
     C = extreme_eigenvalues(inverse_gram, A, N, device, tol=tol)
-    return Conditioning(largest * of_inverse, bpx[1] / bpx[0], (D[1] / D[0]) ** 0.5, C[1] / C[0])
+    cond_flux = None
+    if len(frame.arrays.fields) > 1:
+        flux = flux_bounds(formulation, tol)
+        cond_flux = flux[1] / flux[0]
+    return Conditioning(largest * of_inverse, bpx[1] / bpx[0], (D[1] / D[0]) ** 0.5, C[1] / C[0], cond_flux)
+
+
+def flux_bounds(formulation: Formulation, tol: float = 1e-3) -> tuple[float, float]:
+    """(c, C) with c ‖v‖² ≤ ‖F v‖² ≤ C ‖v‖² for v orthogonal to ker F, F of σ alone, in the norm of H(div)."""
+    _check_precision(formulation)
+    arrays, device = formulation.frame.arrays, formulation.frame.device
+    if len(arrays.fields) == 1:
+        raise ValueError(f"the formulation {formulation.name} has no flux; use least squares")
+    d, before = arrays.dimension, len(arrays.fields[0].free[-1])
+    weights = np.zeros((len(arrays.volumes), 2 * d + 1))
+    weights[:, d:] = 1.0
+    weights[:, 2 * d] += spreads(arrays.points, arrays.levels[-1].cells) / d**2
+    scale = torch.as_tensor(weights.ravel(), device=device)
+    D, H = formulation.nodal_differential, formulation.frame.H
+
+    def on_flux(operator: Map) -> Map:
+        return lambda v: operator(torch.nn.functional.pad(v, (before, 0)))[:, before:]
+
+    size = arrays.nodal_size - before
+    preconditioner, gram = on_flux(lambda v: H(H.T(v))), on_flux(lambda v: D.T(scale * D(v)))
+    lower, upper = extreme_eigenvalues(preconditioner, gram, size, device, tol=tol)
+    return lower, upper
 
 
 def frame_bounds(formulation: Formulation, tol: float = 1e-3) -> tuple[float, float]:
@@ -124,7 +154,7 @@ def error_bound(formulation: Formulation, w: Tensor, y: Tensor) -> Tensor:
     estimated at the first call with a formulation. (LS): √loss is the error against the exact solution itself,
     discretisation included. Both as far as the quadrature of the problem sees a_y and f_y.
     """
-    if formulation.name == "least-squares":
+    if formulation.name != "energy":
         return formulation.loss(w, y).sqrt()
     if formulation not in _LOWER_BOUNDS:
         exact = formulation if formulation.frame.dtype == torch.float64 else formulation.to(torch.float64, "cpu")

@@ -69,7 +69,7 @@ def condition_rows(arrays: FrameArrays, problem: Problem, y: Floats, tol: float 
     """Condition numbers on each level, the largest over the samples y (B, p)."""
     for level, formulation in formulations(arrays, problem):
         found = [asdict(condition_numbers(formulation, torch.as_tensor(sample), tol)) for sample in y]
-        worst = {name: max(f[name] for f in found) for name in found[0]}
+        worst = {name: max(f[name] for f in found) for name in found[0] if found[0][name] is not None}
         sizes = {"nodal_size": formulation.frame.arrays.nodal_size, "frame_size": formulation.frame.frame_size}
         yield {"level": level, **sizes, **worst}
 
@@ -175,7 +175,7 @@ def efficiency_rows(
     (E): against the discrete solution, after perturbing it by random coefficients of the given relative sizes.
     (LS): against the discrete solution two levels finer, so the finest two levels have no row.
     """
-    if arrays.formulation == "least-squares":
+    if arrays.formulation != "energy":
         yield from _least_squares_efficiency(arrays, problem, y)
         return
     generator = torch.Generator().manual_seed(seed)
@@ -199,10 +199,10 @@ def _least_squares_efficiency(arrays: FrameArrays, problem: Problem, y: Floats) 
         if level > arrays.finest_level - 2:
             return
         solution = solve(formulation, samples, 1e-12).w
-        # The frame of this level is part of the finer one: its coefficients are the first ones of each field.
+        # The frame of this level is part of the finer one: its coefficients are the first ones of each family.
         whole = torch.zeros_like(reference)
         start = offset = 0
-        for short, long in zip(formulation.frame.arrays.fields, arrays.fields, strict=True):
+        for short, long in zip(formulation.frame.arrays.families, arrays.families, strict=True):
             size = sum(short.level_sizes)
             whole[:, offset : offset + size] = solution[:, start : start + size]
             start, offset = start + size, offset + sum(long.level_sizes)

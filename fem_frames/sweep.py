@@ -24,10 +24,11 @@ from fem_frames import dolfinx_door as door
 from fem_frames.export import essential_data, neumann_load
 from fem_frames.files import check_writable, lock, written_whole
 from fem_frames.hierarchy import MeshHierarchy, coarse_mesh
+from fem_frames.krylov import choose_solver
 from fem_frames.mesh import Floats
 from fem_frames.parallel import end_if_orphaned, on_root, together, together_in_steps
 from fem_frames.problem import Problem, whole_number
-from fem_frames.reference import ReferenceSolver, choose_solver
+from fem_frames.reference import ReferenceSolver
 from fem_frames.solutions import ReferenceSolutions
 
 SAMPLE_LIMIT = 10**7
@@ -173,7 +174,7 @@ def problem_digest(problem: Problem, levels: int, formulation: str) -> str:
         problem.coefficient_values(problem.tabulate(x, regions), y, x),
         problem.source_values(y, x),
         *(f.fixed[-1] for f in fields),
-        *(f.lift for f in fields),
+        *(f.lift[-1] for f in fields),
         neumann_load(hierarchy, problem, formulation),
         y,
         problem.quadrature_degree,

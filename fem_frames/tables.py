@@ -11,25 +11,28 @@ cell's centre τ_c and its divergence q; m numbers, all scaled by |T|^{1/2}. Wit
 states is a norm in L2, H1-normalised hats have states of order one on every level and in every dimension, and C_y is
 free of |T|, so nothing over- or underflows in half precision.
 
-K_j cells, N_j points, n_j free dofs on level j, L local dofs of a cell, m numbers in a cell's state, d dimension.
+K_j cells on level j, n_j functions of a family there, L local nodal values of a field on a cell, c of the m numbers in
+a cell's state that a field has, d dimension.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from fem_frames.arrays import FrameArrays, FrameField
+from fem_frames.arrays import FrameArrays, FrameFamily, FrameField
 from fem_frames.mesh import Floats, Ints
 from fem_frames.rows import Rows
+from fem_frames.whitney import Entries, facet_states, prolongation_entries
 
 
 @dataclass(frozen=True, eq=False)
 class LocalTable:
-    """The hats of one field on the cells of one level: dofs (K_j, L), -1 where fixed, and states (K_j, L, c)."""
+    """What a family has on the cells of one level: functions (K_j, n), -1 for none, and their states (K_j, n, c)."""
 
-    dofs: Ints
+    functions: Ints
     states: Floats
 
 
@@ -57,32 +60,60 @@ def level_centres(arrays: FrameArrays, index: int) -> Floats:
 
 
 def nodal_states(arrays: FrameArrays, field: FrameField, index: int) -> Floats:
-    """(K_j, L, c) what the nodal hats contribute to the state of their cell, not scaled.
-
-    Raviart-Thomas elements on triangles enter here: another table of values at the centre and divergences.
-    """
-    gradients = arrays.levels[index].gradients  # (K_j, d+1, d)
-    if field.name == "u":
-        return gradients
-    assert arrays.dimension == 1  # where the P1 flux has its divergence for gradient
-    centre = np.full((*gradients.shape[:2], 1), 1 / (arrays.dimension + 1))
-    return np.concatenate([centre, gradients], axis=2)
+    """(K_j, L, c) what the nodal basis contributes to the state of a cell, not scaled."""
+    level = arrays.levels[index]
+    return level.gradients if field.name == "u" else facet_states(arrays.points, level.cells)
 
 
-def local_table(arrays: FrameArrays, field: FrameField, index: int) -> LocalTable:
-    """The normalised hats of levels[index]."""
-    cells = arrays.levels[index].cells
-    dof = np.full(arrays.point_count(index), -1)
-    dof[field.free[index]] = np.arange(len(field.free[index]))
-    scale = np.zeros(arrays.point_count(index))
-    scale[field.free[index]] = field.scale[index]
-    return LocalTable(dof[cells], nodal_states(arrays, field, index) * scale[cells][..., None])
+def nodal_places(arrays: FrameArrays, field: FrameField, index: int = -1) -> Ints:
+    """(K_j, L) numbers of the nodal values of each cell among those of the level."""
+    return arrays.simplices(index % len(arrays.levels), field.degree)[1]
 
 
-def prolongation_rows(arrays: FrameArrays, field: FrameField, index: int) -> Rows:
-    """P_j from levels[index - 1] to levels[index]: free dofs to free dofs, weights 1/2 and 1."""
-    rows, columns, weights = _prolongation_entries(arrays, field, index)
-    return Rows.from_entries(rows, columns, weights, (len(field.free[index]), len(field.free[index - 1])))
+@dataclass(frozen=True, eq=False)
+class FamilyStates:
+    """What the functions of a family contribute to the states of cells of their level, not scaled; each pair once."""
+
+    cell: Ints  # (E,)
+    function: Ints  # (E,)
+    states: Floats  # (E, c)
+
+
+def family_states(arrays: FrameArrays, family: FrameFamily, index: int) -> FamilyStates:
+    """Those of levels[index], sorted by cell and function."""
+    field = field_of(arrays, family)
+    table, places = nodal_states(arrays, field, index), nodal_places(arrays, field, index)
+    of_place = family.functions[index].transposed()
+    count = np.diff(of_place.starts)[places].ravel()  # (K L,) functions that have a nodal value of this cell
+    local = np.repeat(np.arange(places.size), count)
+    entry = of_place.starts[places.ravel()][local] + np.arange(len(local)) - (np.cumsum(count) - count)[local]
+    cell, function = local // places.shape[1], of_place.columns[entry]
+    states = table.reshape(places.size, -1)[local] * of_place.weights[entry, None]
+    pair, place = np.unique(cell * of_place.shape[1] + function, return_inverse=True)
+    summed = np.zeros((len(pair), states.shape[1]))
+    np.add.at(summed, place.ravel(), states)
+    return FamilyStates(*np.divmod(pair, of_place.shape[1]), summed)
+
+
+def local_table(arrays: FrameArrays, family: FrameFamily, index: int) -> LocalTable:
+    """The functions of levels[index] by cells."""
+    found, K = family_states(arrays, family, index), len(arrays.levels[index].cells)
+    slot = np.arange(len(found.cell)) - np.searchsorted(found.cell, np.arange(K))[found.cell]
+    shape = (K, int(slot.max(initial=-1)) + 1)
+    table = LocalTable(np.full(shape, -1), np.zeros((*shape, found.states.shape[1])))
+    table.functions[found.cell, slot] = found.function
+    table.states[found.cell, slot] = found.states
+    return table
+
+
+def field_of(arrays: FrameArrays, family: FrameFamily) -> FrameField:
+    return next(f for f in arrays.fields if f.name == family.field)
+
+
+def prolongation_rows(arrays: FrameArrays, family: FrameFamily, index: int) -> Rows:
+    """P_j of a family from levels[index - 1] to levels[index]: coefficients of its forms, not normalised."""
+    rows, columns, weights = _prolongation_entries(arrays, family, index)
+    return Rows.from_entries(rows, columns, weights, (family.level_sizes[index], family.level_sizes[index - 1]))
 
 
 def synthesis_rows(arrays: FrameArrays) -> list[Rows]:
@@ -91,16 +122,21 @@ def synthesis_rows(arrays: FrameArrays) -> list[Rows]:
     for index in range(len(arrays.levels)):
         sizes = [len(f.free[index]) for f in arrays.fields]
         before = [len(f.free[index - 1]) if index else 0 for f in arrays.fields]
-        parts: list[tuple[Ints, Ints, Floats]] = []
+        own = [family.level_sizes[index] for family in arrays.families]
+        parts: list[Entries] = []
         for k, f in enumerate(arrays.fields):
-            row = sum(sizes[:k])
             if index:
                 rows, columns, weights = _prolongation_entries(arrays, f, index)
-                parts.append((row + rows, sum(before[:k]) + columns, weights))
-            own = np.arange(sizes[k])
-            parts.append((row + own, sum(before) + row + own, f.scale[index]))
+                parts.append((sum(sizes[:k]) + rows, sum(before[:k]) + columns, weights))
+            row = _numbers(f.free[index], len(f.lift[index]))
+            for i, family in enumerate(arrays.families):
+                if family.field == f.name:
+                    functions = family.functions[index].transposed()
+                    places = np.repeat(row, np.diff(functions.starts))  # of simplices that are free
+                    columns = sum(before) + sum(own[:i]) + functions.columns
+                    parts.append((sum(sizes[:k]) + places, columns, functions.weights))
         rows, columns, weights = (np.concatenate(a) for a in zip(*parts, strict=True))
-        found.append(Rows.from_entries(rows, columns, weights, (sum(sizes), sum(before) + sum(sizes))))
+        found.append(Rows.from_entries(rows, columns, weights, (sum(sizes), sum(before) + sum(own))))
     return found
 
 
@@ -110,19 +146,17 @@ def differential_rows(arrays: FrameArrays) -> list[Rows]:
     finest = len(arrays.levels) - 1
     found = []
     for index, level in enumerate(arrays.levels):
-        K, sizes = len(level.cells), [len(f.free[index]) for f in arrays.fields]
+        K, sizes = len(level.cells), [family.level_sizes[index] for family in arrays.families]
         before = K * m >> d if index else 0
         # |T|^{1/2} of the finest cells, times a power of two that keeps it near |T_j|^{1/2}: passing a state on to
         # the children then multiplies it by a power of two, which costs no rounding.
         scale = np.sqrt(level_volumes(arrays, index)) * 2.0 ** (_exponent(d, finest - index) - d * (finest - index) / 2)
         parts = [_injection_entries(arrays, index)] if index else []
-        for k, f in enumerate(arrays.fields):
-            table, components = local_table(arrays, f, index), np.arange(m)[slices[f.name]]
-            free = (table.dofs >= 0)[..., None]
-            rows = m * np.arange(K)[:, None, None] + components
-            columns = before + sum(sizes[:k]) + np.where(free, table.dofs[..., None], 0)
-            weights = np.where(free, table.states * scale[:, None, None], 0.0)
-            parts.append(tuple(a.ravel() for a in np.broadcast_arrays(rows, columns, weights)))  # type: ignore[arg-type]
+        for k, family in enumerate(arrays.families):
+            of, components = family_states(arrays, family, index), np.arange(m)[slices[family.field]]
+            rows = m * of.cell[:, None] + components
+            columns = np.broadcast_to(before + sum(sizes[:k]) + of.function[:, None], rows.shape)
+            parts.append((rows.ravel(), columns.ravel(), (of.states * scale[of.cell, None]).ravel()))
         rows, columns, weights = (np.concatenate(a) for a in zip(*parts, strict=True))
         found.append(Rows.from_entries(rows, columns, weights, (K * m, before + sum(sizes))))
     return found
@@ -130,15 +164,9 @@ def differential_rows(arrays: FrameArrays) -> list[Rows]:
 
 def localisation_rows(arrays: FrameArrays) -> Rows:
     """E: free nodal values to their copies (K, L) on every finest cell, fields one after the other, 0 where fixed."""
-    sizes, local = [len(f.free[-1]) for f in arrays.fields], arrays.dimension + 1
-    K, L = len(arrays.volumes), local * len(arrays.fields)
-    rows, columns, weights = [], [], []
-    for k, f in enumerate(arrays.fields):
-        dofs = local_table(arrays, f, len(arrays.levels) - 1).dofs
-        rows.append(L * np.arange(K)[:, None] + k * local + np.arange(local))
-        columns.append(sum(sizes[:k]) + np.maximum(dofs, 0))
-        weights.append(1.0 * (dofs >= 0))
-    return Rows.from_entries(np.stack(rows), np.stack(columns), np.stack(weights), (K * L, sum(sizes)))
+    places = _local_numbers(arrays)
+    rows = np.arange(places.size).reshape(places.shape)
+    return Rows.from_entries(rows, np.maximum(places, 0), 1.0 * (places >= 0), (places.size, arrays.nodal_size))
 
 
 def local_states(arrays: FrameArrays) -> Floats:
@@ -153,15 +181,21 @@ def local_states(arrays: FrameArrays) -> Floats:
 
 def nodal_differential_rows(arrays: FrameArrays) -> Rows:
     """D in the nodal basis of the finest level: free nodal values to states of the finest cells."""
-    sizes, m = [len(f.free[-1]) for f in arrays.fields], state_size(arrays)
-    local, L = local_states(arrays), arrays.dimension + 1
-    rows = m * np.arange(len(local))[:, None, None] + np.arange(m)[:, None]
-    columns, weights = [], []
-    for k, f in enumerate(arrays.fields):
-        dofs = local_table(arrays, f, len(arrays.levels) - 1).dofs[:, None]
-        columns.append(np.broadcast_to(sum(sizes[:k]) + np.maximum(dofs, 0), (len(local), m, L)))
-        weights.append(np.where(dofs < 0, 0.0, local[:, :, k * L : (k + 1) * L]))
-    return Rows.from_entries(rows, np.stack(columns), np.stack(weights), (len(local) * m, sum(sizes)))
+    local, places = local_states(arrays), _local_numbers(arrays)[:, None]
+    K, m, _ = local.shape
+    rows = m * np.arange(K)[:, None, None] + np.arange(m)[:, None]
+    weights = np.where(places < 0, 0.0, local)
+    return Rows.from_entries(rows, np.maximum(places, 0), weights, (K * m, arrays.nodal_size))
+
+
+def _local_numbers(arrays: FrameArrays) -> Ints:
+    """(K, L) numbers of the nodal values of all fields on the finest cells among the free ones, -1 where given."""
+    found, start = [], 0
+    for f in arrays.fields:
+        number = _numbers(f.free[-1], len(f.lift[-1]))[nodal_places(arrays, f)]
+        found.append(np.where(number < 0, -1, start + number))
+        start += len(f.free[-1])
+    return np.concatenate(found, axis=1)
 
 
 def nodal_functionals(arrays: FrameArrays, values: Floats) -> Floats:
@@ -176,24 +210,44 @@ def quadrature_points(arrays: FrameArrays) -> Floats:
     return np.einsum("qn,knd->kqd", arrays.rule_points, arrays.points[arrays.levels[-1].cells])
 
 
+def flux_at_centres(arrays: FrameArrays, fluxes: Floats) -> Floats:
+    """(…, K, d) values of σ in the centres of the finest cells, from fluxes (…, F) through all finest facets."""
+    sigma = next((f for f in arrays.fields if f.name == "sigma"), None)
+    if sigma is None or np.shape(fluxes)[-1:] != sigma.lift[-1].shape:
+        expected = "a frame for least squares" if sigma is None else f"(…, {len(sigma.lift[-1])}) fluxes"
+        raise ValueError(f"{expected} is expected, but the fluxes have shape {np.shape(fluxes)}")
+    states = nodal_states(arrays, sigma, len(arrays.levels) - 1)[..., : arrays.dimension]  # (K, L, d)
+    return np.einsum("kld,...kl->...kd", states, np.asarray(fluxes)[..., nodal_places(arrays, sigma)])
+
+
+def values_of(arrays: FrameArrays, fields: Mapping[str, Floats]) -> dict[str, Floats]:
+    """Of each field, values instead of nodal values: of P1 fields the same, (…, N), of others in centres, (…, K, d)."""
+    degrees = {f.name: f.degree for f in arrays.fields}
+    return {name: flux_at_centres(arrays, v) if degrees[name] else v for name, v in fields.items()}
+
+
 def lift_states(arrays: FrameArrays) -> Floats:
     """(K m,) states of the functions that take the essential boundary data."""
-    cells = arrays.levels[-1].cells
-    values = np.concatenate([f.lift[cells] for f in arrays.fields], axis=1)  # (K, L)
+    values = np.concatenate([f.lift[-1][nodal_places(arrays, f)] for f in arrays.fields], axis=1)  # (K, L)
     return np.einsum("kml,kl->km", local_states(arrays), values).ravel()
 
 
-def _prolongation_entries(arrays: FrameArrays, field: FrameField, index: int) -> tuple[Ints, Ints, Floats]:
-    before, ends = arrays.point_count(index - 1), arrays.levels[index].ends
-    points = np.concatenate([np.arange(before), np.repeat(before + np.arange(len(ends)), 2)])
-    sources = np.concatenate([np.arange(before), ends.ravel()])
-    weights = np.concatenate([np.ones(before), np.full(ends.size, 0.5)])
-    row = np.full(arrays.point_count(index), -1)
-    row[field.free[index]] = np.arange(len(field.free[index]))
-    column = np.full(before, -1)
-    column[field.free[index - 1]] = np.arange(len(field.free[index - 1]))
-    kept = (row[points] >= 0) & (column[sources] >= 0)
-    return row[points][kept], column[sources][kept], weights[kept]
+def _prolongation_entries(arrays: FrameArrays, of: FrameField | FrameFamily, index: int) -> Entries:
+    """Whitney forms of levels[index - 1] by those of levels[index], free ones to free ones."""
+    coarse, fine = (arrays.simplices(i, of.degree) for i in (index - 1, index))
+    level = arrays.levels[index]
+    entries = prolongation_entries(coarse, fine, arrays.levels[index - 1].cells, level.ends, 2**arrays.dimension)
+    row, column = (_numbers(of.free[i], len(t[0])) for i, t in ((index, fine), (index - 1, coarse)))
+    rows, columns, weights = row[entries[0]], column[entries[1]], entries[2]
+    kept = (rows >= 0) & (columns >= 0)
+    return rows[kept], columns[kept], weights[kept]
+
+
+def _numbers(free: Ints, count: int) -> Ints:
+    """(count,) the place of each simplex in `free`, -1 for those that are not there."""
+    number = np.full(count, -1)
+    number[free] = np.arange(len(free))
+    return number
 
 
 def _injection_entries(arrays: FrameArrays, index: int) -> tuple[Ints, Ints, Floats]:

@@ -6,7 +6,19 @@ from functools import cache
 import numpy as np
 import torch
 
-from fem_frames import ByRegion, Grid, MeshHierarchy, Pointwise, Problem, Uniform, assembled, export_frame, make_problem
+from fem_frames import (
+    ByRegion,
+    Grid,
+    MeshArrays,
+    MeshHierarchy,
+    Pointwise,
+    Problem,
+    Uniform,
+    assembled,
+    export_frame,
+    make_problem,
+)
+from fem_frames.mesh import orient
 
 
 def _mixed(d):
@@ -38,6 +50,20 @@ def _raised():
     )
 
 
+def ring(**changes):
+    """A square with a square hole, where some fields without divergence are no curls."""
+    x, y = np.meshgrid(np.arange(4.0), np.arange(4.0), indexing="ij")
+    points, corner = np.stack([x.ravel(), y.ravel()], axis=1) / 3, np.arange(16).reshape(4, 4)
+    squares = [(i, j) for i in range(3) for j in range(3) if (i, j) != (1, 1)]
+    cells = [
+        (corner[i, j], corner[i + 1, j + 1], *apex)
+        for i, j in squares
+        for apex in ((corner[i + 1, j],), (corner[i, j + 1],))
+    ]
+    mesh = MeshArrays(points, orient(points, np.array(cells)))
+    return Problem(**dict(mesh=mesh, coefficient=ByRegion({0: 0}), parameters=Uniform((0.5,), (1.5,))) | changes)
+
+
 CASES = {
     "interval": (lambda: make_problem("quarters"), 5, "energy", None),
     "interval, mixed": (lambda: _mixed(1), 4, "energy", None),
@@ -52,6 +78,13 @@ CASES = {
     "square, lognormal": (lambda: make_problem("lognormal"), 3, "energy", None),
     "square, inclusion": (lambda: make_problem("inclusion"), 3, "energy", None),
     "L-shape": (lambda: make_problem("lshape"), 2, "energy", None),
+    "square, LS": (lambda: make_problem("checkerboard"), 3, "least-squares", None),
+    "square, LS, mixed": (lambda: _mixed(2), 2, "least-squares", None),
+    "square, weighted": (lambda: make_problem("checkerboard"), 2, "weighted-least-squares", None),
+    "square, weighted, mixed": (lambda: _mixed(2), 2, "weighted-least-squares", None),
+    "ring, LS": (ring, 1, "least-squares", None),
+    "cube, LS": (lambda: make_problem("cube"), 1, "least-squares", None),
+    "cube, LS, mixed": (lambda: _mixed(3), 1, "least-squares", None),
     "cube": (lambda: make_problem("cube"), 2, "energy", None),
     "cube, mixed": (lambda: _mixed(3), 2, "energy", None),
 }
@@ -68,8 +101,10 @@ def case(name):
 def finest_level(arrays):
     """The frame of the finest level alone."""
     level = replace(arrays.levels[-1], ends=np.zeros((0, 2), np.int64))
-    fields = tuple(replace(f, free=f.free[-1:], scale=f.scale[-1:]) for f in arrays.fields)
-    return replace(arrays, first_level=arrays.finest_level, levels=(level,), fields=fields)
+    fields = tuple(replace(f, free=f.free[-1:], lift=f.lift[-1:]) for f in arrays.fields)
+    nodal = (f for f in arrays.families if f.name == f.field)
+    families = tuple(replace(f, free=f.free[-1:], functions=f.functions[-1:]) for f in nodal)
+    return replace(arrays, first_level=arrays.finest_level, levels=(level,), fields=fields, families=families)
 
 
 def samples(problem, count, dtype=torch.float64, seed=0):
@@ -97,6 +132,8 @@ def dense_forms(problem, arrays, y):
         if arrays.formulation == "energy":
             parts = [root * np.sqrt(values)[:, None, None] * rows]
         else:
-            parts = [root * (rows[:, d : 2 * d] / values[:, None, None] - rows[:, :d]), root * rows[:, 2 * d :]]
+            weight = np.sqrt(values)[:, None, None] if arrays.formulation.startswith("weighted") else 1.0
+            flux = weight * (rows[:, d : 2 * d] / values[:, None, None] - rows[:, :d])
+            parts = [root * flux, root * rows[:, 2 * d :]]
         found.append(sum(part.reshape(-1, D.shape[1]).T @ part.reshape(-1, D.shape[1]) for part in parts))
     return np.stack(found)

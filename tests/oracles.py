@@ -8,6 +8,7 @@ from scipy import sparse
 
 from fem_frames import Grid, Pointwise, Problem, Uniform
 from fem_frames import dolfinx_door as door
+from fem_frames.dofs import node_dofs
 
 
 def stiffness(points, cells, a):
@@ -21,7 +22,7 @@ def stiffness(points, cells, a):
     dx = ufl.Measure("dx", domain=mesh, metadata={"quadrature_degree": 2})
     A = door.assemble_matrix(door.compile_form(coefficient * ufl.inner(ufl.grad(u), ufl.grad(v)) * dx))
     indptr, indices, data = A.getValuesCSR()
-    owned, node = door.node_dofs(V, V)
+    owned, node = node_dofs(V, V)
     place = np.empty_like(node)
     place[owned] = node
     rows = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))

@@ -30,13 +30,13 @@ def test_imports_go_one_way(package):
 
 
 def test_dolfinx_has_one_door():
-    """Releases differ in dolfinx, basix and cpp: only the door calls them; the reference states forms."""
+    """Releases differ in dolfinx, basix and cpp: only the door calls them; the reference states forms on spaces."""
     users = {
         p.name
         for p in (ROOT / "fem_frames").rglob("*.py")
         if {"dolfinx", "basix"} & {n.split(".")[0] for n in imports(p)}
     }
-    assert users == {"dolfinx_door.py", "reference.py"}
+    assert users == {"dolfinx_door.py", "dofs.py", "reference.py"}
 
 
 # The start of a program in an environment with NumPy, torch and matplotlib only.

@@ -100,7 +100,7 @@ def test_block_operators(name, dtype):
     forms = dense_forms(problem, arrays, y.double().numpy())
     # The frame of the finest level alone is the nodal basis, but for the normalisation.
     basis = finest_level(arrays)
-    height = np.concatenate([f.scale[0] for f in basis.fields])
+    height = np.concatenate([f.scale[0] for f in basis.families])
     check_contract(formulation.A(y), dense_forms(problem, basis, y.double().numpy()) / np.outer(height, height))
     check_contract(formulation.nodal_differential, dense_differential(basis) / height)
     D, C = dense_differential(arrays), exact.C(y.double()).to_dense().numpy()
@@ -295,5 +295,5 @@ def test_parts_that_do_not_belong_together():
         formulation.C(y)(torch.zeros(3, frame.D.shape[0]))
     with pytest.raises(ValueError, match="no prolongation to level 1; the frame has those to 2, …, 3"):
         frame.P(1)
-    with pytest.raises(ValueError, match="no field 'sigma'"):
+    with pytest.raises(ValueError, match="no family 'sigma'"):
         frame.P(2, "sigma")

@@ -19,6 +19,7 @@ from fem_frames import (
     ReferenceSolver,
     Uniform,
     error_norms,
+    flux_error_norms,
     make_problem,
     solve_reference,
 )
@@ -92,6 +93,46 @@ def test_least_squares_loss_is_the_sum_of_squared_residuals():
     np.testing.assert_allclose(solutions.loss, loss, rtol=1e-9)
 
 
+@pytest.mark.parametrize("formulation", ["least-squares", "weighted-least-squares"])
+@pytest.mark.parametrize(("d", "levels"), [(2, range(3, 7)), (3, range(1, 4))])
+def test_least_squares_converge_with_rate_one_in_h1_and_h_div(d, levels, formulation):
+    problem, exact, gradient = oracles.sine_problem(d)
+    y, found = np.array([0.5]), []
+    for level in levels:
+        hierarchy = MeshHierarchy.from_problem(problem, level)
+        solutions = solve_reference(problem, y, level, formulation)
+        place = hierarchy.points, hierarchy.finest.cells
+        h1, _ = error_norms(*place, solutions.u[0], exact, gradient)
+        flux, divergence = flux_error_norms(
+            *place,
+            solutions.fields["sigma"][0],
+            lambda x: (1 + 0.5 * x[..., :1]) * gradient(x),
+            lambda x: -problem.source(x, y),
+        )
+        found.append((h1, flux, divergence, np.sqrt(solutions.loss[0])))
+    for errors in np.transpose(found):
+        assert oracles.slope(errors) == pytest.approx(1, abs=0.1 if d == 2 else 0.25)
+
+
+@pytest.mark.parametrize("name", ["checkerboard", "lshape", "inclusion"])
+@pytest.mark.parametrize("formulation", ["least-squares", "weighted-least-squares"])
+def test_block_preconditioned_gradients_agree_with_lu(name, formulation):
+    """For one y after the other; the number of iterations does not grow with the mesh as that of plain CG would."""
+    problem = make_problem(name)
+    iterations = []
+    for level in (3, 5):
+        y = problem.parameters.sample(2, 0)
+        solve = ReferenceSolver(problem, level, formulation, solver="cg")
+        found = [solve(sample) for sample in y]
+        iterations.append(solve._krylov.ksp.getIterationNumber())
+        exact = solve_reference(problem, y, level, formulation, solver="lu", comm=MPI.COMM_SELF)
+        for i, (fields, loss) in enumerate(found):
+            assert loss == pytest.approx(exact.loss[i], rel=1e-8)
+            for name_of_field, values in fields.items():
+                np.testing.assert_allclose(values, exact.fields[name_of_field][i], rtol=0, atol=1e-10)
+    assert iterations[1] < 1.6 * iterations[0]
+
+
 def test_least_squares_and_energy_agree_in_the_limit():
     problem = make_problem("quarters")
     y = problem.parameters.sample(1, 2)
@@ -152,6 +193,9 @@ def test_energy_is_that_of_the_solution():
         ("lognormal", 4, "energy"),
         ("inclusion", 4, "energy"),
         ("cube", 3, "energy"),
+        ("checkerboard", 3, "least-squares"),
+        ("lshape", 2, "weighted-least-squares"),
+        ("cube", 2, "least-squares"),
     ],
 )
 def test_ways_of_distribution_and_solvers_agree(name, levels, formulation):
@@ -209,8 +253,8 @@ def test_petsc_options_win_and_are_not_left_behind():
     try:
         loose = ReferenceSolver(problem, 3)
         tight = ReferenceSolver(problem, 3, petsc_options={"ksp_rtol": 1e-9, "pc_type": "jacobi"})
-        assert (loose._ksp.getTolerances()[0], tight._ksp.getTolerances()[0]) == (1e-5, 1e-9)
-        assert tight._ksp.getPC().getType() == "jacobi"
+        assert (loose._krylov.ksp.getTolerances()[0], tight._krylov.ksp.getTolerances()[0]) == (1e-5, 1e-9)
+        assert tight._krylov.ksp.getPC().getType() == "jacobi"
         assert options.getReal("ksp_rtol") == 1e-5
         assert not options.hasName("pc_type")
     finally:
@@ -223,7 +267,7 @@ def test_petsc_options_that_are_read_late_work():
     options = {"pc_type": "gamg", "mg_levels_ksp_type": "richardson", "mg_levels_pc_type": "sor"}
     solve = ReferenceSolver(problem, 5, petsc_options=options)
     solve(np.ones(4))
-    smoother = solve._ksp.getPC().getMGSmoother(1)
+    smoother = solve._krylov.ksp.getPC().getMGSmoother(1)
     assert smoother.getType() == "richardson"
     assert smoother.getPC().getType() == "sor"
 
@@ -244,7 +288,6 @@ def test_options_that_petsc_refuses_are_named_and_forgotten():
         (dict(y=np.ones((0, 4))), "y is empty"),
         (dict(y=np.full(4, 9.0)), "outside the parameters"),
         (dict(formulation="mixed"), "choose from energy, least-squares"),
-        (dict(formulation="least-squares"), "one dimension only"),
         (dict(solver="magic"), "choose from cg, lu"),
         (dict(distribute="both"), "choose mesh or samples"),
     ],
@@ -254,6 +297,15 @@ def test_bad_calls_are_named_on_every_rank(change, message, distribute):
     arguments = dict(y=np.ones(4), levels=2, distribute=distribute) | change
     with pytest.raises(ValueError, match=message):
         solve_reference(make_problem("checkerboard"), **arguments)
+
+
+@pytest.mark.parametrize(("name", "dimension"), [("quarters", 1), ("cube", 3)])
+@pytest.mark.parametrize("distribute", ["mesh", "samples"])
+def test_where_least_squares_has_no_multigrid_is_named(name, dimension, distribute):
+    problem = make_problem(name)
+    y = problem.parameters.sample(2, 0)
+    with pytest.raises(ValueError, match=f"no multigrid in dimension {dimension}; use solver='lu'"):
+        solve_reference(problem, y, 2, "least-squares", solver="cg", distribute=distribute)
 
 
 @pytest.mark.parametrize("distribute", ["mesh", "samples"])

@@ -29,12 +29,20 @@ def test_condition_of_random_samples_is_the_worst():
 def test_tables_for_people_and_pictures(tmp_path):
     told = run("condition", *SMALL, "--plot", "c.png", cwd=tmp_path).stdout
     assert "first level: 1" in told
-    assert re.search(r"level +nodal size +cond A +cond bpx +cond D +cond C\n +2 ", told)
+    assert re.search(r"level +nodal size +cond A +cond bpx +cond D +cond C +cond flux\n +2 ", told)
     told = run("iterations", *SMALL, "--dtypes", "float32", cwd=tmp_path).stdout
     assert "stable iterations" in told
     run("rounding", *SMALL, "--plot", "r.svg", "--dtypes", "float16", "bfloat16", cwd=tmp_path)
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
     assert b"<svg" in (tmp_path / "r.svg").read_bytes()
+
+
+def test_curls_can_be_left_out():
+    square = ("--problem", "checkerboard", "--formulation", "least-squares", "--levels", "2")
+    told = json.loads(run("condition", *square, "--without", "curl", "--json").stdout)
+    assert told["families"] == ["u", "sigma"]
+    whole = json.loads(run("condition", *square, "--json").stdout)
+    assert told["rows"][-1]["cond_flux"] > 50 * whole["rows"][-1]["cond_flux"]
 
 
 def test_rounding_rows():
@@ -79,10 +87,8 @@ def test_bench_prints_the_growth_over_the_levels():
         (["condition", *SMALL, "--samples", "-1"], "not negative"),
         (["condition", *SMALL, "--plot", "picture.txt"], r"must end in \.png"),
         (["condition", *SMALL, "--plot", "absent/picture.png"], "cannot write absent/picture.png"),
-        (
-            ["condition", "--problem", "checkerboard", "--levels", "3", "--formulation", "least-squares"],
-            "one dimension",
-        ),
+        (["condition", *SMALL, "--without", "curl"], "no family 'curl'; the frame has u, sigma"),
+        (["condition", *SMALL, "--without", "sigma"], "nothing is left of sigma without the family 'sigma'"),
         (["iterations", *SMALL, "--tol", "3"], "--tol is 3.0"),
         (["rounding", *SMALL, "--dtypes", "float8"], "invalid choice: 'float8'"),
         (["bench", *SMALL, "--dims", "2"], "--dims chooses among the standard cases"),

@@ -194,12 +194,13 @@ def free_values(exact: Formulation, reference: ReferenceSolutions) -> Tensor:
     parts = []
     for f in arrays.fields:
         values = reference.fields[f.name]
-        if values.shape[1] != len(arrays.points):
+        if values.shape[1] != len(f.lift[-1]):
             raise ValueError(
-                f"the reference solutions have {values.shape[1]} points, the frame {len(arrays.points)}: "
+                f"the reference solutions have {values.shape[1]} nodal values of {f.name}, "
+                f"the frame {len(f.lift[-1])}: "
                 "solve them again for this problem and level"
             )
-        parts.append((values - f.lift)[:, f.free[-1]])
+        parts.append((values - f.lift[-1])[:, f.free[-1]])
     return torch.as_tensor(np.concatenate(parts, axis=1)).to(exact.frame.device)
 
 

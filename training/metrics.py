@@ -21,6 +21,7 @@ from fem_frames.formulations import Formulation
 from fem_frames.mesh import Floats
 from fem_frames.solutions import ReferenceSolutions
 from fem_frames.solvers import solve
+from fem_frames.tables import values_of
 from training.losses import free_values
 from training.representation import frame_coefficients
 
@@ -139,17 +140,23 @@ def query_seconds(surrogate: Answers, y: Floats, batch: int = 64) -> float:
     return statistics.median(times)
 
 
+def _square(values: Floats) -> Floats:
+    """(B,) sums of squares of (B, …)."""
+    return np.asarray((values**2).reshape(len(values), -1).sum(axis=1))
+
+
 def evaluate(surrogate: Answers, reference: ReferenceSolutions) -> Metrics:
     """The metrics over the samples of the reference."""
     exact = surrogate.formulation
+    truth = values_of(exact.frame.arrays, reference.fields)
     relative, square, losses = [], [], []
     for start in range(0, len(reference.y), CHUNK):
         part = slice(start, start + CHUNK)
         y = torch.as_tensor(reference.y[part], device=exact.frame.device)
         w = surrogate.coefficients(y)
-        values = exact.synthesise(w)
-        off = sum(((values[k].cpu().numpy() - v[part]) ** 2).sum(axis=1) for k, v in reference.fields.items())
-        size = sum((v[part] ** 2).sum(axis=1) for v in reference.fields.values())
+        values = values_of(exact.frame.arrays, {k: v.cpu().numpy() for k, v in exact.synthesise(w).items()})
+        off = sum(_square(values[k] - v[part]) for k, v in truth.items())
+        size = sum(_square(v[part]) for v in truth.values())
         square.append(off)
         relative.append(np.sqrt(off / np.maximum(size, np.finfo(float).tiny)))
         losses.append(exact.loss(w, y).cpu().numpy())

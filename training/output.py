@@ -38,7 +38,8 @@ def check_format(path: Path) -> None:
 
 
 def write_fields(arrays: FrameArrays, fields: Mapping[str, Floats], path: Path) -> None:
-    """Nodal fields (N,) on the finest mesh: .xdmf, with an .h5 file beside it, by DOLFINx, otherwise by meshio."""
+    """Fields on the finest mesh, at points (N,) or on cells (K, d): .xdmf, with an .h5 file beside it, by DOLFINx,
+    otherwise by meshio."""
     check_format(path)
     if path.suffix == ".xdmf":
         try:
@@ -56,9 +57,9 @@ def write_fields(arrays: FrameArrays, fields: Mapping[str, Floats], path: Path) 
         raise ValueError("writing for ParaView needs meshio: pip install meshio") from error
     points = np.zeros((len(arrays.points), 3))
     points[:, : arrays.dimension] = arrays.points
-    mesh = meshio.Mesh(
-        points, [(_CELLS[arrays.dimension], arrays.levels[-1].cells)], {k: np.array(v) for k, v in fields.items()}
-    )
+    at_points = {name: np.array(v) for name, v in fields.items() if v.ndim == 1}
+    on_cells = {name: [np.pad(v, ((0, 0), (0, 3 - v.shape[1])))] for name, v in fields.items() if v.ndim == 2}
+    mesh = meshio.Mesh(points, [(_CELLS[arrays.dimension], arrays.levels[-1].cells)], at_points, on_cells)
     part = path.with_name(f".{os.getpid()}.{path.name}")
     try:
         meshio.write(part, mesh, file_format=path.suffix[1:])

@@ -338,7 +338,7 @@ class MethodAnswers:
         self.formulation, self.method = formulation, method
 
     def __call__(self, y: npt.ArrayLike) -> dict[str, Tensor]:
-        return self.formulation.at_points(self.method(y))
+        return self.formulation.nodal_fields(self.method(y))
 
     def coefficients(self, y: Tensor) -> Tensor:
         return frame_coefficients(self.formulation.frame.arrays, self.method(y.numpy()))

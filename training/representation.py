@@ -15,8 +15,10 @@ from fem_frames.operators import Prolongation
 
 
 def level_sizes(arrays: FrameArrays, nodal: bool) -> dict[str, tuple[int, ...]]:
-    """Of each field, how many numbers a net gives for every level."""
-    return {f.name: f.level_sizes[-1:] if nodal else f.level_sizes for f in arrays.fields}
+    """Of each family, how many numbers a net gives for every level; of nodal values, of each field."""
+    if nodal:
+        return {f.name: (len(f.free[-1]),) for f in arrays.fields}
+    return {family.name: family.level_sizes for family in arrays.families}
 
 
 def first_level(arrays: FrameArrays, nodal: bool) -> int:
@@ -26,20 +28,27 @@ def first_level(arrays: FrameArrays, nodal: bool) -> int:
 def prolongations(
     arrays: FrameArrays, nodal: bool, dtype: torch.dtype, device: torch.device
 ) -> dict[str, list[Prolongation]]:
-    """Of each field, P_j between the levels."""
-    indices = range(1, 1 if nodal else len(arrays.levels))
+    """Of each family, P_j between the levels."""
+    if nodal:
+        return {f.name: [] for f in arrays.fields}
     return {
-        f.name: [Prolongation(tables.prolongation_rows(arrays, f, index), dtype, device) for index in indices]
-        for f in arrays.fields
+        family.name: [
+            Prolongation(tables.prolongation_rows(arrays, family, index), dtype, device)
+            for index in range(1, len(arrays.levels))
+        ]
+        for family in arrays.families
     }
 
 
 def frame_coefficients(arrays: FrameArrays, nodal: Tensor) -> Tensor:
-    """(B, Nhat) frame coefficients of nodal values (B, N): those of the finest level, divided by the hats' scale."""
+    """(B, Nhat) frame coefficients of nodal values (B, N): those of the finest hats and facet functions, unscaled."""
     pieces, start = [], 0
-    for f in arrays.fields:
-        size = f.level_sizes[-1]
-        own = nodal[:, start : start + size] / torch.as_tensor(np.array(f.scale[-1])).to(nodal)
-        pieces += [nodal.new_zeros(len(nodal), sum(f.level_sizes[:-1])), own]
+    for family in arrays.families:
+        if family.name != family.field:  # curls
+            pieces.append(nodal.new_zeros(len(nodal), sum(family.level_sizes)))
+            continue
+        size = family.level_sizes[-1]
+        own = nodal[:, start : start + size] / torch.as_tensor(np.array(family.scale[-1])).to(nodal)
+        pieces += [nodal.new_zeros(len(nodal), sum(family.level_sizes[:-1])), own]
         start += size
     return torch.cat(pieces, dim=1)

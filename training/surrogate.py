@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import numbers
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fem_frames.arrays import FrameArrays
 from fem_frames.formulations import Formulation, make_formulation
-from fem_frames.frame import DTYPES, Frame, check_device, make_synthesis
+from fem_frames.frame import DTYPES, Frame, check_device, check_dtype, make_synthesis
 from fem_frames.mesh import Floats
 from fem_frames.problem import Problem, Uniform
 from fem_frames.problems import recorded_problem
@@ -146,7 +146,7 @@ class Surrogate:
             sample = int((bound > tol).nonzero()[0, 0])
             least = (
                 f"the mesh allows no smaller one: train with more levels than {self.arrays.finest_level}"
-                if exact.name == "least-squares" and float(found.residual[sample]) < 1e-6
+                if exact.name != "energy" and float(found.residual[sample]) < 1e-6
                 else "rounding allows no smaller one: try a larger tol"
             )
             raise ConvergenceError(
@@ -155,6 +155,14 @@ class Surrogate:
                 result,
             )
         return result
+
+    def to(self, precision: str) -> Surrogate:
+        """The same surrogate with its net rounded to another precision: float16, bfloat16, float32 or float64."""
+        dtype = check_dtype(precision)
+        description = replace(self.description, precision=str(dtype).removeprefix("torch."))
+        net = description.build(self.arrays, self.device, 0)
+        net.load_state_dict(self.net.state_dict())
+        return Surrogate(net, description, self.arrays, self._problem, self.record)
 
     # ---- what it consists of
 
@@ -187,11 +195,11 @@ class Surrogate:
 
     @cached_property
     def _places(self) -> dict[str, tuple[slice, Tensor, Tensor]]:
-        """Of each field, its part of the nodal values, the points of these, and the lift."""
+        """Of each field, its part of the nodal values, the points or facets of these, and the lift."""
         found, start = {}, 0
         for f in self.arrays.fields:
             free = torch.as_tensor(np.array(f.free[-1]), device=self.device)
-            lift = torch.as_tensor(np.array(f.lift)).to(self.device, self._synthesis.dtype)
+            lift = torch.as_tensor(np.array(f.lift[-1])).to(self.device, self._synthesis.dtype)
             found[f.name] = (slice(start, start + len(free)), free, lift)
             start += len(free)
         return found

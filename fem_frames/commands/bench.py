@@ -11,6 +11,7 @@ from fem_frames.commands.shared import declare, declare_dtypes, declare_problem,
 
 COLUMNS = {
     "dim": "d",
+    "form": "s",
     "levels": "d",
     "dtype": "s",
     "route": "s",
@@ -41,7 +42,8 @@ def add(subparsers: Any) -> None:
         "bench",
         run,
         "Time and peak memory of D, forward and with its gradient, by every route. "
-        "Without a problem: 1D with J = 10 and 14, 2D with J = 5 to 8, 3D with J = 3 to 5.",
+        "Without a problem: (E) in 1D with J = 10 and 14, 2D with J = 5 to 8, 3D with J = 3 to 5, and (LS) in 2D with "
+        "J = 5 to 7.",
     )
     declare_problem(parser, or_frame=True)
     parser.add_argument(
@@ -137,13 +139,13 @@ def _cases(parsed: argparse.Namespace) -> Iterator[Any]:
     from fem_frames.hierarchy import MeshHierarchy
     from fem_frames.problems import make_problem
 
-    def build(dim: int, levels: int) -> Any:
+    def build(dim: int, formulation: str, levels: int) -> Any:
         problem = make_problem(PROBLEMS[dim])
-        return export_frame(MeshHierarchy.from_problem(problem, levels), problem), problem
+        return export_frame(MeshHierarchy.from_problem(problem, levels), problem, formulation), problem
 
-    for dim in parsed.dims or SUITE:
-        for levels in SUITE[dim]:
-            yield lambda dim=dim, levels=levels: build(dim, levels)
+    for dim, formulation, all_levels in SUITE:
+        for levels in all_levels if dim in (parsed.dims or (1, 2, 3)) else ():
+            yield lambda dim=dim, formulation=formulation, levels=levels: build(dim, formulation, levels)
 
 
 def _with_ratios(row: dict[str, Any], same: list[dict[str, Any]]) -> dict[str, Any]:
@@ -157,6 +159,7 @@ def _with_ratios(row: dict[str, Any], same: list[dict[str, Any]]) -> dict[str, A
         return 1 / value if inverse else value
 
     return row | {
+        "form": "(E)" if row["formulation"] == "energy" else "(LS)",
         "forward_ms": 1e3 * row["forward_s"],
         "both_ms": 1e3 * row["forward_backward_s"],
         "peak_MB": row["peak_bytes"] / 1e6,
@@ -170,13 +173,13 @@ def _with_ratios(row: dict[str, Any], same: list[dict[str, Any]]) -> dict[str, A
 
 def _growth(rows: list[Mapping[str, Any]]) -> None:
     """Time per cell on the finest level over that on the coarsest, for cases with several levels."""
-    groups: dict[tuple[int, str, str], list[Mapping[str, Any]]] = {}
+    groups: dict[tuple[int, str, str, str], list[Mapping[str, Any]]] = {}
     for row in rows:
-        groups.setdefault((row["dim"], row["dtype"], row["route"]), []).append(row)
+        groups.setdefault((row["dim"], row["form"], row["dtype"], row["route"]), []).append(row)
     groups = {key: group for key, group in groups.items() if len(group) > 1}
     if groups:
         print("\nGrowth of the time per cell, forward and backward, from the coarsest level to the finest:")
-    for (dim, dtype, route), group in groups.items():
+    for (dim, form, dtype, route), group in groups.items():
         first, last = ((r["forward_backward_s"] / r["cells"]) for r in (group[0], group[-1]))
         levels = f"J = {group[0]['levels']} to {group[-1]['levels']}"
-        print(f"  {dim}D {dtype:8} {route:10} {levels}: {last / first:.2f}")
+        print(f"  {dim}D {form:4} {dtype:8} {route:10} {levels}: {last / first:.2f}")

@@ -9,6 +9,7 @@ from typing import Any
 from fem_frames.commands.shared import declare, declare_problem, declare_samples, frame_of, samples_of, show_rows
 
 COLUMNS = {"level": "d", "nodal_size": "d", "cond_A": ".4g", "cond_bpx": ".4g", "cond_D": ".4g", "cond_C": ".4g"}
+FLUX = {"cond_flux": ".4g"}
 
 
 def add(subparsers: Any) -> None:
@@ -17,10 +18,11 @@ def add(subparsers: Any) -> None:
         "condition",
         run,
         "Condition numbers of A_y, of HᵀA_yH, of D on ker(F)^⊥ and of C_y on the range of D, on every level. "
-        "By Lanczos in float64, without dense matrices.",
+        "For least squares also of the frame of the flux in H(div). By Lanczos in float64, without dense matrices.",
     )
     declare_problem(parser, or_frame=True)
     declare_samples(parser, 0, "random samples of y, of which the worst counts; default: 0, their middle")
+    parser.add_argument("--without", metavar="FAMILY", help="leave out a family of the frame, such as curl")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them over the levels (.png, .pdf, .svg)")
 
 
@@ -31,13 +33,17 @@ def run(parsed: argparse.Namespace) -> None:
     check_plot(parsed.plot)
     arrays, problem = frame_of(parsed)
     y = samples_of(parsed, problem)
+    if parsed.without is not None:
+        arrays = arrays.without(parsed.without)
+    families = [family.name for family in arrays.families]
     rows = show_rows(
         condition_rows(arrays, problem, y),
-        COLUMNS,
+        COLUMNS | (FLUX if len(arrays.fields) > 1 else {}),
         parsed.json,
         problem=problem.name,
         formulation=arrays.formulation,
         first_level=arrays.first_level,
+        families=families if parsed.json else ", ".join(families),
         samples=len(y),
     )
     if parsed.plot is not None:

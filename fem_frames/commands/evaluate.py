@@ -25,17 +25,24 @@ def add(subparsers: Any) -> None:
     )
     declare_run(parser)
     declare_samples(parser, 1000, "number of samples; default: %(default)s")
+    parser.add_argument(
+        "--precision",
+        choices=("float16", "bfloat16", "float32", "float64"),
+        help="round the net to this precision first; default: that of its training",
+    )
 
 
 def run(parsed: argparse.Namespace) -> None:
     if parsed.samples < 1 or parsed.seed < 0:
         raise ValueError(f"--samples {parsed.samples} --seed {parsed.seed}: give at least one sample, no negative seed")
     surrogate = load_run(parsed)
+    if parsed.precision is not None:
+        surrogate = surrogate.to(parsed.precision)
     from training.metrics import evaluate, query_seconds, reference_solutions
 
     y = surrogate.problem.parameters.sample(parsed.samples, parsed.seed)
     with progress_bar("reference solutions", wanted=True) as progress:
         reference = reference_solutions(surrogate.formulation, y, progress)
-    record = evaluate(surrogate, reference).record()
+    record = {"precision": surrogate.description.precision, **evaluate(surrogate, reference).record()}
     record["seconds_per_query"] = query_seconds(surrogate, y)
     show(record | {"reference": reference.record["reference"]}, parsed.json)

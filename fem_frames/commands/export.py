@@ -71,7 +71,7 @@ def run(parsed: argparse.Namespace) -> None:
         "cells": len(arrays.volumes),
         "nodal_size": arrays.nodal_size,
         "frame_size": arrays.frame_size,
-        "level_sizes": {f.name: list(f.level_sizes) for f in arrays.fields},
+        "level_sizes": {family.name: list(family.level_sizes) for family in arrays.families},
         "seconds": round(seconds, 3),
         "out": str(parsed.out),
     }
@@ -79,7 +79,7 @@ def run(parsed: argparse.Namespace) -> None:
 
 
 def write_sparse(arrays: Any, degree: int, folder: Path) -> None:
-    """D.npz, H.npz, P_FIELD_LEVEL.npz by SciPy; C.npz with weights, points and regions of the quadrature."""
+    """D.npz, H.npz, P_FAMILY_LEVEL.npz by SciPy; C.npz with weights, points and regions of the quadrature."""
     import numpy as np
     from scipy import sparse
 
@@ -88,7 +88,7 @@ def write_sparse(arrays: Any, degree: int, folder: Path) -> None:
 
     data = assembled.quadrature_data(arrays, degree)
     matrices = {"D": assembled.quadrature_differential(arrays, degree), "H": assembled.synthesis(arrays)}
-    for f in arrays.fields:
+    for f in arrays.families:
         for index in range(1, len(arrays.levels)):
             matrices[f"P_{f.name}_{arrays.first_level + index:02d}"] = assembled.prolongation(arrays, index, f.name)
     try:

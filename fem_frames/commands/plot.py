@@ -41,12 +41,14 @@ def run(parsed: argparse.Namespace) -> None:
     with_solutions = [folder for folder in parsed.runs if parsed.samples]
     for folder in with_solutions:
         surrogate = load_run(argparse.Namespace(folder=folder, problem=parsed.problem, set=parsed.set))
+        from fem_frames.tables import values_of
         from training.metrics import reference_solutions
 
         y = surrogate.problem.parameters.sample(parsed.samples, parsed.seed)
         reference = reference_solutions(surrogate.formulation, y)
         values = {name: v.double().cpu().numpy() for name, v in surrogate(y).items()}
-        panels.append(SolutionPanel(labels[folder], surrogate.arrays, y, values, reference.fields))
+        both = [values_of(surrogate.arrays, fields) for fields in (values, reference.fields)]
+        panels.append(SolutionPanel(labels[folder], surrogate.arrays, y, *both))
     plot_runs(curves, panels, parsed.out)
     last = {curve.label: curve.test_loss[-1] if curve.test_loss else None for curve in curves}
     show({"out": str(parsed.out), "runs": last} if parsed.json else {**last, "picture": str(parsed.out)}, parsed.json)

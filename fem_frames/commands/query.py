@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fem_frames.commands.shared import check_new, declare, declare_run, load_run, parameters_of, show
 from fem_frames.plots import check_plot
 
@@ -30,6 +32,7 @@ def run(parsed: argparse.Namespace) -> None:
     y = parameters_of(parsed.y)
     surrogate = load_run(parsed)
     from fem_frames.solvers import ConvergenceError
+    from fem_frames.tables import values_of
     from training.output import check_format, write_fields
 
     check_plot(parsed.plot)
@@ -51,7 +54,7 @@ def run(parsed: argparse.Namespace) -> None:
         import torch
 
         loss = surrogate.formulation.loss(found.w, torch.as_tensor(samples))
-    fields = {name: value[0].double().cpu().numpy() for name, value in values.items()}
+    fields = values_of(surrogate.arrays, {name: value[0].double().cpu().numpy() for name, value in values.items()})
     if parsed.out is not None:
         write_fields(surrogate.arrays, fields, parsed.out)
     if parsed.plot is not None:
@@ -62,9 +65,13 @@ def run(parsed: argparse.Namespace) -> None:
     if parsed.json:
         record["values"] = {name: value.tolist() for name, value in fields.items()}
         record["points"] = surrogate.arrays.points.tolist()
+        if any(value.ndim == 2 for value in fields.values()):
+            record["centres"] = surrogate.arrays.centres.tolist()
     else:
         for name, value in fields.items():
-            record[name] = f"{len(value)} values from {value.min():.6g} to {value.max():.6g}"
+            size = value if value.ndim == 1 else np.linalg.norm(value, axis=1)
+            what = "values" if value.ndim == 1 else "vectors of length"
+            record[name] = f"{len(value)} {what} from {size.min():.6g} to {size.max():.6g}"
         for path in (parsed.out, parsed.plot):
             if path is not None:
                 record["written" if path is parsed.out else "drawn"] = path

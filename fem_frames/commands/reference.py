@@ -27,7 +27,11 @@ def add(subparsers: Any) -> None:
     parser.add_argument("--samples", type=int, required=True, metavar="N", help="number of samples")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the samples; default: %(default)s")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the solutions go (.npz)")
-    parser.add_argument("--solver", choices=("cg", "lu"), help="default: cg for energy, lu for least-squares")
+    parser.add_argument(
+        "--solver",
+        choices=("cg", "lu"),
+        help="default: cg for energy, lu for least squares, where cg is for triangles only",
+    )
     parser.add_argument(
         "--distribute",
         choices=("samples", "mesh"),
