@@ -28,6 +28,8 @@ demo: $(ready)
 	$(bin)/python demos/demo_conditioning.py
 	$(bin)/python demos/demo_rounding.py
 	$(bin)/python demos/demo_training.py
+	$(bin)/python demos/demo_hdiv_frame.py
+	$(bin)/python demos/demo_least_squares_2d.py
 
 test: test-serial test-mpi
 

@@ -73,6 +73,29 @@ def test_demo_training(tmp_path):
 
 
 @pytest.mark.serial
+@pytest.mark.parametrize(
+    ("name", "arguments", "told"),
+    [
+        ("hdiv_frame", ["--levels", "4"], "with curls:   times 1.96, 1.56, 1.21"),
+        ("least_squares_2d", ["--levels", "3", "--epochs", "400"], "in float16 1."),
+    ],
+)
+def test_demos_of_the_flux(tmp_path, name, arguments, told):
+    done = subprocess.run(
+        [sys.executable, f"demos/demo_{name}.py", "--out", str(tmp_path), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        cwd=ROOT,
+        env=dict(os.environ),
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert told in done.stdout
+    assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.serial
 def test_the_examples_of_the_readme_run(tmp_path):
     blocks = (ROOT / "README.md").read_text().split("```python\n")[1:]
     program = "\n".join(block.split("```")[0] for block in blocks)

@@ -1,0 +1,141 @@
+"""First-order least squares on triangles: u in P1, the flux in Raviart-Thomas elements, and a loss that is an error.
+
+    python demos/demo_least_squares_2d.py [--out FOLDER] [--levels 5] [--epochs 600]
+
+A net learns u and σ = a ∇u for all coefficients that are constant on the four squares of a checkerboard, without a
+single solve. Its loss ‖div σ + f‖² + ‖σ/a - ∇u‖² is computed from its answer alone, and bounds the error of the answer:
+here it is compared to the true error, against the solution on a mesh two levels finer.
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fem_frames import (
+    Frame,
+    MeshHierarchy,
+    export_frame,
+    flux_at_centres,
+    make_formulation,
+    make_problem,
+    solve_reference,
+)
+from fem_frames.plots import pyplot
+from fem_frames.solution_plots import save
+from fem_frames.solvers import solve
+from fem_frames.spectra import energy_norm
+from training import Configuration, Surrogate, train
+from training.metrics import evaluate
+
+parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+parser.add_argument("--out", type=Path, default=Path("results"), help="folder for the picture; default: results")
+parser.add_argument("--levels", type=int, default=5, help="refinements of the square; default: 5")
+parser.add_argument("--epochs", type=int, default=600, help="training steps; default: 600")
+arguments = parser.parse_args()
+if arguments.levels < 2 or arguments.epochs < 1:
+    parser.error("the checkerboard needs at least --levels 2, and training at least --epochs 1")
+J = arguments.levels
+problem = make_problem("checkerboard")
+
+
+# ---- 1. Training ---------------------------------------------------------------------------------------
+#
+# The net gives coefficients of three families: hats for u, facet functions and curls of hats for σ. Nothing else in
+# training knows of Raviart-Thomas elements.
+
+configuration = Configuration(
+    problem="checkerboard",
+    formulation="least-squares",
+    levels=J,
+    optimizer="soap",
+    level_decay=1.0,
+    minimum_rate=3e-7,
+    epochs=arguments.epochs,
+    test_samples=64,
+)
+run = arguments.out / "least_squares_2d"
+result = train(configuration, run, force=True)
+surrogate = Surrogate.load(run)
+print(f"{surrogate.net.parameter_count()} parameters, {arguments.epochs} steps in {result['seconds']:.0f} s")
+
+
+# ---- 2. How good it is ---------------------------------------------------------------------------------
+#
+# The floor is the loss of the finite element solution by PETSc, which no net can pass. In float16 the net's parameters,
+# its activations and its answer are rounded; the loss of that answer is evaluated exactly.
+
+y = problem.parameters.sample(32, seed=1)
+reference = solve_reference(problem, y, J, "least-squares", distribute="samples")
+full = evaluate(surrogate, reference)
+half = evaluate(surrogate.to("float16"), reference)
+print(f"test loss {full.loss:.3e}, {full.ratio:.3f} times the floor; in float16 {half.ratio:.3f} times")
+
+
+# ---- 3. The loss as an error bound ---------------------------------------------------------------------
+#
+# √loss is the error in the norm ⟨𝒟e, 𝒟e⟩_y^{1/2} against the exact solution. That is not known; the discrete solution
+# two levels finer is, and the answer is a function on that mesh too: its coefficients come first in each family.
+
+finer = export_frame(MeshHierarchy.from_problem(problem, J + 2), problem, "least-squares")
+fine = make_formulation(Frame.from_arrays(finer, "float64"), problem)
+samples = torch.as_tensor(y[:8])
+truth = solve(fine, samples, 1e-10).w
+answer = torch.zeros_like(truth)
+start = place = 0
+w = surrogate.coefficients(y[:8])
+for short, long in zip(surrogate.arrays.families, finer.families, strict=True):
+    size = sum(short.level_sizes)
+    answer[:, place : place + size] = w[:, start : start + size]
+    start, place = start + size, place + sum(long.level_sizes)
+error = energy_norm(fine, answer - truth, samples).numpy()
+bound = surrogate.error_bound(y[:8]).numpy()
+print(f"√loss divided by the error against level {J + 2}: {(bound / error).min():.3f} to {(bound / error).max():.3f}")
+
+
+# ---- 4. The picture ------------------------------------------------------------------------------------
+
+plt = pyplot()
+figure, grid = plt.subplots(2, 3, figsize=(13, 8), layout="constrained")
+arrays, values = surrogate.arrays, {k: v.double().numpy() for k, v in surrogate(y[:1]).items()}
+x, cells = arrays.points, arrays.levels[-1].cells
+for row, (title, fields) in zip(grid, {"net": values, "PETSc": reference.fields}.items(), strict=True):
+    drawn = row[0].tripcolor(x[:, 0], x[:, 1], cells, fields["u"][0], shading="gouraud")
+    figure.colorbar(drawn, ax=row[0], shrink=0.8)
+    row[0].set_title(f"u, {title}")
+    vectors = flux_at_centres(arrays, fields["sigma"][0])
+    drawn = row[1].tripcolor(x[:, 0], x[:, 1], cells, facecolors=np.linalg.norm(vectors, axis=1), cmap="Blues")
+    figure.colorbar(drawn, ax=row[1], shrink=0.8)
+    # Streamlines need a grid: two triangles in each of its squares.
+    n = 2**J
+    on_grid, column = np.zeros((2, n, n)), (arrays.centres * n).astype(int)
+    for axis in range(2):
+        np.add.at(on_grid[axis], (column[:, 1], column[:, 0]), vectors[:, axis] / 2)
+    middle = (np.arange(n) + 0.5) / n
+    row[1].streamplot(middle, middle, *on_grid, color="black", density=0.9, linewidth=0.7, arrowsize=0.8)
+    row[1].set(title=f"σ, {title}", xlim=(0, 1), ylim=(0, 1))
+    for axes in row[:2]:
+        axes.set_aspect("equal")
+        axes.set_axis_off()
+difference = flux_at_centres(arrays, values["sigma"][0] - reference.fields["sigma"][0])
+axes = grid[0, 2]
+drawn = axes.tripcolor(x[:, 0], x[:, 1], cells, facecolors=np.linalg.norm(difference, axis=1), cmap="Reds")
+figure.colorbar(drawn, ax=axes, shrink=0.8)
+axes.set_aspect("equal")
+axes.set_axis_off()
+axes.set_title("difference of the fluxes")
+axes = grid[1, 2]
+axes.plot(error, bound, "o", color="tab:blue", label="eight samples")
+ends = np.array([0.0, 1.1 * bound.max()])
+axes.plot(ends, ends, color="gray", linewidth=0.8, label="equal")
+axes.set(xlabel=f"error against level {J + 2}", ylabel="√loss", title="The loss knows the error")
+axes.grid(alpha=0.3)
+axes.legend(fontsize=8)
+save(figure, arguments.out / "least_squares_2d.png")
+print(f"picture: {arguments.out / 'least_squares_2d.png'}")
+
+if arguments.epochs >= 400:
+    assert full.ratio < 1.5
+    assert half.ratio < 2
+assert (bound >= error).all()
