@@ -34,7 +34,7 @@ demo: $(ready)
 test: test-serial test-mpi
 
 test-serial: $(ready)
-	$(bin)/python -m pytest $(PYTEST)
+	$(bin)/python -m pytest --numprocesses auto --maxprocesses 4 $(PYTEST)
 
 test-mpi: $(ready)
 	mpirun -n $(RANKS) $(bin)/python -m pytest -m "not serial" -q --color=no $(PYTEST)
