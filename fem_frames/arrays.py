@@ -167,13 +167,12 @@ class FrameArrays:
         )
 
     def without(self, family: str) -> FrameArrays:
-        """The frame without one of its families, which other families of the same field must make up for."""
+        """The frame without a family that is no nodal one: without curls, and the harmonic fields among them."""
         left = tuple(f for f in self.families if f.name != family)
         if len(left) == len(self.families):
             raise ValueError(f"there is no family {family!r}; the frame has {', '.join(f.name for f in self.families)}")
-        lost = {f.name for f in self.fields} - {f.field for f in left}
-        if lost:
-            raise ValueError(f"nothing is left of {lost.pop()} without the family {family!r}; curls can be left out")
+        if family in {f.name for f in self.fields}:
+            raise ValueError(f"without the family {family!r} the frame does not span {family}; curls can be left out")
         return replace(self, families=left)
 
     def check_problem(self, problem: Problem) -> None:

@@ -85,23 +85,26 @@ class FluxLevel:
     def curls(self) -> tuple[Ints, Rows]:
         """The points (edges for d = 3) whose hats keep to the given fluxes, and the curls of these."""
         faces = simplices(self.cells, self.cells.shape[1] - 3)[0]
-        on_part = find(_sides(self.facets[self.fixed]), faces)
-        free = np.setdiff1d(np.arange(len(faces)), on_part)
+        free = self._free_faces(faces)
         return free, self._normalised(self._curl_matrix(faces)[:, free].T)
 
     def harmonic_fields(self) -> Rows:
-        """Those that are neither curls nor have a divergence: one for each hole, and for each further part of the
-        boundary where the flux is given."""
+        """Those that are no curls and have no divergence: one for each further part of the boundary where u is given.
+
+        On tetrahedra also for loops that cannot be moved into those parts: as many as H₁(Ω, Γ_D) has dimensions.
+        """
         faces, free = simplices(self.cells, self.cells.shape[1] - 3)[0], self.free
         divergence = _matrix(boundary_entries(self.cells, self.facets), (len(self.cells), len(self.facets)))[:, free]
-        curl = self._curl_matrix(faces)[free][:, self.curls()[0]]
-        fields = np.zeros((0, len(self.facets)))
+        curl = self._curl_matrix(faces)[free][:, self._free_faces(faces)]
         found = _kernel(sparse.csr_array(divergence.T @ divergence + curl @ curl.T))
-        if found.shape[1]:
-            fields = np.zeros((found.shape[1], len(self.facets)))
-            fields[:, free] = found.T
-            fields[np.abs(fields) < ZERO * np.abs(fields).max()] = 0.0
+        fields = np.zeros((found.shape[1], len(self.facets)))
+        fields[:, free] = found.T
+        fields[np.abs(fields) < ZERO * np.abs(fields).max(initial=0.0)] = 0.0
         return self._normalised(sparse.csr_array(fields))
+
+    def _free_faces(self, faces: Ints) -> Ints:
+        """Those that do not lie where fluxes are given."""
+        return np.setdiff1d(np.arange(len(faces)), find(_sides(self.facets[self.fixed]), faces))
 
     def _curl_matrix(self, faces: Ints) -> sparse.csr_array:
         """(F, faces) fluxes of the curls of the forms of `faces`."""

@@ -109,6 +109,11 @@ class KrylovSolver:
         self.ksp.solve(b, x)
         self._forget_options()  # after the first solve all that is read late is read
         reason = self.ksp.getConvergedReason()
+        if reason < 0 and self.ksp.getPC().getType() == "lu":
+            raise RuntimeError(
+                f"PETSc's LU failed: {_reason_name(reason)}; the matrix is singular or badly scaled: is the "
+                "coefficient or the domain extremely large or small?"
+            )
         if reason < 0:
             raise RuntimeError(
                 f"PETSc did not converge in {self.ksp.getIterationNumber()} iterations: {_reason_name(reason)}; "

@@ -122,17 +122,18 @@ class ReferenceSolver:
         petsc_options: Mapping[str, Any] | None = None,
         comm: MPI.Comm = MPI.COMM_WORLD,
     ) -> None:
-        choose_solver(formulation, solver)
+        self._solver = choose_solver(formulation, solver)
         self.problem, self.formulation, self.comm = problem, formulation, comm
         self._prepare(problem.check_levels(levels))
         self._set_up_forms()
-        solver = choose_solver(formulation, solver, self.mesh.topology.dim)
-        self._krylov = KrylovSolver(comm, solver, petsc_options or {}, self._flux_block() if solver == "cg" else None)
+        block = self._flux_block() if self._solver == "cg" else None
+        self._krylov = KrylovSolver(comm, self._solver, petsc_options or {}, block)
         self._matrix: PETSc.Mat | None = None
 
     def _prepare(self, levels: int) -> None:
         problem, comm = self.problem, self.comm
         coarse = coarse_mesh(problem.mesh)  # on all ranks: the mesh may be distributed
+        self._solver = choose_solver(self.formulation, self._solver, coarse.dimension)
         hierarchy = together(
             comm, lambda: None if comm.rank else MeshHierarchy.refine(coarse, levels, problem.refinement)
         )

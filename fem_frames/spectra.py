@@ -152,7 +152,8 @@ def error_bound(formulation: Formulation, w: Tensor, y: Tensor) -> Tensor:
 
     (E): ‖residual‖₂ / √(c min a_y) bounds the error against the discrete solution, c the lower frame bound, which is
     estimated at the first call with a formulation. (LS): √loss is the error against the exact solution itself,
-    discretisation included. Both as far as the quadrature of the problem sees a_y and f_y.
+    discretisation included. Both as far as the quadrature of the problem sees a_y and f_y, and for the boundary data
+    that the mesh has: Dirichlet values interpolated in P1, for (LS) Neumann data by their means over facets.
     """
     if formulation.name != "energy":
         return formulation.loss(w, y).sqrt()

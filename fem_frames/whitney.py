@@ -43,6 +43,8 @@ def local_simplices(cells: Ints, k: int) -> Ints:
 
 def find(wanted: Ints, among: Ints) -> Ints:
     """(n,) places of the simplices `wanted` (n, k+1) in the table `among`, -1 for those that are not there."""
+    if not len(among):
+        return np.full(len(wanted), -1)
     bound = 1 + max(int(wanted.max(initial=0)), int(among.max(initial=0)))
     keys, keys_wanted = row_keys(among, bound), row_keys(wanted, bound)
     order = np.argsort(keys)

@@ -213,8 +213,10 @@ def test_what_cannot_be_left_out_is_named():
     arrays = exported(make_problem("checkerboard"), 1)
     with pytest.raises(ValueError, match="no family 'edges'; the frame has u, sigma, curl"):
         arrays.without("edges")
-    with pytest.raises(ValueError, match="nothing is left of u without the family 'u'"):
+    with pytest.raises(ValueError, match="without the family 'u' the frame does not span u"):
         arrays.without("u")
+    with pytest.raises(ValueError, match="does not span sigma; curls can be left out"):
+        arrays.without("sigma")
     energy = make_problem("checkerboard")
     made = make_formulation(
         Frame.from_arrays(export_frame(MeshHierarchy.from_problem(energy, 2), energy), "float64"), energy

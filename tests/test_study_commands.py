@@ -88,7 +88,7 @@ def test_bench_prints_the_growth_over_the_levels():
         (["condition", *SMALL, "--plot", "picture.txt"], r"must end in \.png"),
         (["condition", *SMALL, "--plot", "absent/picture.png"], "cannot write absent/picture.png"),
         (["condition", *SMALL, "--without", "curl"], "no family 'curl'; the frame has u, sigma"),
-        (["condition", *SMALL, "--without", "sigma"], "nothing is left of sigma without the family 'sigma'"),
+        (["condition", *SMALL, "--without", "sigma"], "without the family 'sigma' the frame does not span sigma"),
         (["iterations", *SMALL, "--tol", "3"], "--tol is 3.0"),
         (["rounding", *SMALL, "--dtypes", "float8"], "invalid choice: 'float8'"),
         (["bench", *SMALL, "--dims", "2"], "--dims chooses among the standard cases"),

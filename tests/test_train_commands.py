@@ -43,7 +43,10 @@ CASES = [
     (["train", "--problem", "quarter", "--levels", "3", "--out", "x"], "there is no problem 'quarter'"),
     (["train", "--problem", "mine.py", "--levels", "3", "--out", "x"], "is neither a Problem nor a function"),
     (["train", "--problem", "quarters", "--set", "blocks", "--levels", "3", "--out", "x"], "not of the form"),
-    (["train", "--problem", "cube", "--formulation", "mixed", "--levels", "3", "--out", "x"], "invalid choice: 'mixed'"),
+    (
+        ["train", "--problem", "cube", "--formulation", "mixed", "--levels", "3", "--out", "x"],
+        "invalid choice: 'mixed'",
+    ),
     (["train", "slip.toml", "--out", "x"], "unknown setting 'level'; do you mean levels?"),
     (["train", "broken.toml", "--out", "x"], "broken.toml is no TOML file"),
     (["train", "absent.toml", "--out", "x"], "there is no file absent.toml"),

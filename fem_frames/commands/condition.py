@@ -22,7 +22,7 @@ def add(subparsers: Any) -> None:
     )
     declare_problem(parser, or_frame=True)
     declare_samples(parser, 0, "random samples of y, of which the worst counts; default: 0, their middle")
-    parser.add_argument("--without", metavar="FAMILY", help="leave out a family of the frame, such as curl")
+    parser.add_argument("--without", metavar="FAMILY", help="leave out a family of the frame: curl")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them over the levels (.png, .pdf, .svg)")
 
 

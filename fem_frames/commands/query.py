@@ -36,6 +36,8 @@ def run(parsed: argparse.Namespace) -> None:
     from training.output import check_format, write_fields
 
     check_plot(parsed.plot)
+    if parsed.plot is not None and surrogate.arrays.dimension == 3:
+        raise ValueError("solutions in space are not drawn: leave out --plot, write with --out u.xdmf for ParaView")
     if parsed.out is not None:
         check_format(parsed.out)
         check_new(parsed.out, parsed.force)
