@@ -1,8 +1,14 @@
-"""The suite runs serially and under mpirun: tests see the world communicator and paths all ranks agree on."""
+"""The suite runs in one or several processes of its own, and under mpirun.
+
+Tests see the world communicator and paths all ranks agree on. MPI is imported late: where pytest shares tests among
+processes, the one that starts them must not initialise it, or they and the mpirun that tests start would inherit its
+environment.
+"""
 
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 # Open MPI refuses root and more ranks than cores unless told; for the mpirun that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -17,18 +23,23 @@ for name, value in {
 
 import pytest
 import torch  # noqa: F401  before DOLFINx, as dolfinx_door explains
-from mpi4py import MPI
+
+
+def world() -> Any:
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD
 
 
 @pytest.fixture
-def comm() -> MPI.Comm:
-    return MPI.COMM_WORLD
+def comm() -> Any:
+    return world()
 
 
 @pytest.fixture
 def shared_path(tmp_path: Path) -> Path:
     """A folder that is the same on all ranks."""
-    return Path(MPI.COMM_WORLD.bcast(str(tmp_path)))
+    return Path(world().bcast(str(tmp_path)))
 
 
 @pytest.fixture(scope="session")
@@ -43,12 +54,19 @@ def frame_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    if MPI.COMM_WORLD.rank > 0:  # rank 0 reports; a failure elsewhere is shown by the hook below
+    if config.getoption("numprocesses", None):  # tests are run, and MPI is used, by others
+        return
+    if world().rank > 0:  # rank 0 reports; a failure elsewhere is shown by the plugin below
         config.option.verbose = -2
         config.pluginmanager.unregister(name="terminalreporter")
+    if world().size > 1:
+        config.pluginmanager.register(AbortOnFailure())
 
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if report.failed and MPI.COMM_WORLD.size > 1:
-        print(f"\nrank {MPI.COMM_WORLD.rank}: {report.nodeid}\n{report.longreprtext}", file=sys.stderr, flush=True)
-        MPI.COMM_WORLD.Abort(1)  # the other ranks may be waiting in a collective call
+class AbortOnFailure:
+    """A rank that fails ends all: the others may be waiting for it in a collective call."""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            print(f"\nrank {world().rank}: {report.nodeid}\n{report.longreprtext}", file=sys.stderr, flush=True)
+            world().Abort(1)
