@@ -107,7 +107,7 @@ def _draw_levels(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         axes.set_xlim(levels[0] - 0.5, levels[-1] + 0.5)
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
-            axes.legend(fontsize=8)
+            axes.legend(fontsize=8, **({"loc": "center left", "bbox_to_anchor": (1.0, 0.5)} if axes is right else {}))
     save(figure, path)
 
 
