@@ -25,7 +25,7 @@ from fem_frames.export import essential_data, neumann_load
 from fem_frames.files import check_writable, lock, written_whole
 from fem_frames.hierarchy import MeshHierarchy, coarse_mesh
 from fem_frames.krylov import choose_solver
-from fem_frames.mesh import Floats
+from fem_frames.mesh import Floats, Grid, MeshArrays
 from fem_frames.parallel import end_if_orphaned, on_root, together, together_in_steps
 from fem_frames.problem import Problem, whole_number
 from fem_frames.reference import ReferenceSolver
@@ -54,7 +54,9 @@ class Sweep:
         object.__setattr__(self, "seed", whole_number(self.seed, "seed", least=0))
         if self.samples > SAMPLE_LIMIT:
             raise ValueError(f"samples is {self.samples}; one sweep takes at most {SAMPLE_LIMIT}")
-        object.__setattr__(self, "solver", choose_solver(self.formulation, self.solver))
+        mesh = self.problem.mesh  # of others the dimension is known when they are read
+        dimension = mesh.box.shape[1] if isinstance(mesh, Grid | MeshArrays) else None
+        object.__setattr__(self, "solver", choose_solver(self.formulation, self.solver, dimension))
 
     def plan(self) -> dict[str, Any]:
         """What decides the numbers, as JSON: a run is continued only with an equal plan."""

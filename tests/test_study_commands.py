@@ -74,7 +74,7 @@ def test_bench_rows():
 
 def test_bench_prints_the_growth_over_the_levels():
     told = run("bench", "--dims", "3", "--routes", "copy", "recursive", "--seconds", "0", "--batch", "2").stdout
-    assert re.search(r"3D float16 +recursive +J = 3 to 5: \d", told)
+    assert re.search(r"3D \(E\) +float16 +recursive +J = 3 to 5: \d", told)
 
 
 @pytest.mark.parametrize(

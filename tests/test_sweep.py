@@ -148,7 +148,7 @@ def test_a_failure_keeps_what_was_done(shared_path, comm, distribute):
         (dict(samples=2.0), "samples is 2.0"),
         (dict(samples=10**11), "at most 10000000"),
         (dict(formulation="mixed"), "choose from energy, least-squares"),
-        (dict(formulation="least-squares", solver="cg"), "use solver='lu'"),
+        (dict(problem=make_problem("cube"), formulation="least-squares", solver="cg"), "dimension 3; use solver='lu'"),
         (dict(seed=-1), "seed is -1"),
         (dict(levels=0), "levels = 0"),
     ],
