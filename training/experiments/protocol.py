@@ -5,7 +5,7 @@ precision, the metrics and 6000 epochs. All these are defaults of `Configuration
 
 It leaves open how many samples and steps an epoch has, the batch, the number of test samples, and the seeds. Here
 
-- SGD and Adam draw fresh samples: `STEPS` steps of `BATCH` samples an epoch;
+- SGD and Adam draw fresh samples: `STEPS` steps of `BATCH` samples an epoch, fewer in the shorter presets;
 - L-BFGS and NGD, which need the same function at all points of a line, have a fixed set of `FIXED` samples and take
   one step of at most 20 iterations an epoch;
 - the test set has `TEST` samples with a seed of its own, the same for all cells;
@@ -255,7 +255,7 @@ PRESETS = {
             "all cells at J = 10 in about five hours on two cores; L-BFGS and NGD have fewer epochs than in the paper",
             paper_tables,
             _PAPER,
-            _efforts(6000, 300, 200),
+            _efforts(6000, 200, 150, 4),
         ),
         Preset("paper", "6000 epochs for all optimizers; days", paper_tables, _PAPER, _efforts(6000, 6000, 6000)),
         Preset("best", "the best recipe, what its parts contribute, and J = 4 to 12", best_tables, _PAPER),
