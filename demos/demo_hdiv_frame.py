@@ -16,19 +16,14 @@ from pathlib import Path
 import numpy as np
 
 from fem_frames import (
-    ByRegion,
     Frame,
-    MeshArrays,
     MeshHierarchy,
-    Problem,
-    Uniform,
     export_frame,
     flux_at_centres,
     flux_bounds,
     make_formulation,
     make_problem,
 )
-from fem_frames.mesh import orient
 from fem_frames.plots import pyplot
 from fem_frames.solution_plots import save
 
@@ -39,17 +34,6 @@ arguments = parser.parse_args()
 if arguments.levels < 4:
     parser.error("growth over the levels needs at least --levels 4")
 J = arguments.levels
-
-
-def ring():
-    """A square with a square hole in it, as a coarse mesh of 16 triangles."""
-    x, y = np.meshgrid(np.arange(4.0), np.arange(4.0), indexing="ij")
-    points, corner = np.stack([x.ravel(), y.ravel()], axis=1) / 3, np.arange(16).reshape(4, 4)
-    squares = [(i, j) for i in range(3) for j in range(3) if (i, j) != (1, 1)]
-    below = [(corner[i, j], corner[i + 1, j], corner[i + 1, j + 1]) for i, j in squares]
-    above = [(corner[i, j], corner[i + 1, j + 1], corner[i, j + 1]) for i, j in squares]
-    mesh = MeshArrays(points, orient(points, np.array(below + above)))
-    return Problem(mesh, ByRegion({0: 0}), Uniform((0.5,), (1.5,)))
 
 
 # ---- 1. Condition numbers in H(div) --------------------------------------------------------------------
@@ -78,14 +62,14 @@ def without_harmonic_fields(arrays):
     return replace(arrays, families=(*others, replace(curl, functions=(hats, *curl.functions[1:]))))
 
 
-square = make_problem("checkerboard")
+square, ring = make_problem("checkerboard"), make_problem("ring")
 curves = {
     "square, facets alone": conditions(square, min(J, 4), lambda arrays: arrays.without("curl")),
     "square, facets and curls": conditions(square, J),
     "L-shape, facets and curls": conditions(make_problem("lshape"), J - 1),
     "cube, facets and curls of edges": conditions(make_problem("cube"), J - 3),
-    "ring, without the harmonic field": conditions(ring(), J - 2, without_harmonic_fields),
-    "ring, with it": conditions(ring(), J - 2),
+    "ring, without the harmonic field": conditions(ring, J - 2, without_harmonic_fields),
+    "ring, with it": conditions(ring, J - 2),
 }
 print("condition number in H(div) of the multilevel frame of σ, on the levels 1, 2, …")
 for label, values in curves.items():
@@ -115,8 +99,7 @@ left.set(xlabel="level J", ylabel="condition number in H(div)", title="Frames fo
 left.grid(alpha=0.3, which="both")
 left.legend(fontsize=8)
 
-holed = ring()
-arrays = export_frame(MeshHierarchy.from_problem(holed, 1), holed, "least-squares", 0).coarsened(0)
+arrays = export_frame(MeshHierarchy.from_problem(ring, 1), ring, "least-squares", 0).coarsened(0)
 harmonic = arrays.families[-1].functions[0].part(len(arrays.families[-1].free[0]), arrays.families[-1].level_sizes[0])
 fluxes = np.zeros(len(arrays.fields[1].lift[0]))
 fluxes[harmonic.columns] = harmonic.weights

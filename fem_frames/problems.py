@@ -49,6 +49,18 @@ def lshape(low: float = 0.5, high: float = 1.5) -> Problem:
     )
 
 
+def ring(low: float = 0.5, high: float = 1.5) -> Problem:
+    """Unit square without the middle one of its 3 × 3 blocks, a parameter on each of the others, f = 1."""
+    points = np.array([(i, j) for j in range(4) for i in range(4)]) / 3
+    corners = np.array([i + 4 * j for j in range(3) for i in range(3) if (i, j) != (1, 1)])
+    halves = np.array([[0, 1, 5], [0, 5, 4]])
+    return Problem(
+        mesh=MeshArrays(points, (corners[:, None, None] + halves).reshape(-1, 3), regions=np.repeat(np.arange(8), 2)),
+        coefficient=ByRegion.each(8),
+        parameters=Uniform((low,) * 8, (high,) * 8),
+    )
+
+
 def cookies(rows: int = 2, radius: float = 0.3, low: float = 0.5, high: float = 1.5) -> Problem:
     """Unit square with rows × rows disks of their own parameter in a background of 1, f = 1.
 
@@ -107,7 +119,7 @@ def inclusion(conductivity: float = 10.0) -> Problem:
 
 
 PROBLEMS: dict[str, Callable[..., Problem]] = {
-    make.__name__: make for make in (quarters, checkerboard, lshape, cookies, lognormal, inclusion, cube)
+    make.__name__: make for make in (quarters, checkerboard, lshape, ring, cookies, lognormal, inclusion, cube)
 }
 
 

@@ -13,22 +13,32 @@ from test_imports import ABSENT
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.mark.serial
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_demo_hierarchy(tmp_path, ranks):
-    start = ["mpirun", "-n", str(ranks)] if ranks > 1 else []
+def run(*command, cwd=ROOT):
+    """What the command said; it has to succeed."""
     done = subprocess.run(
-        [*start, sys.executable, "demos/demo_hierarchy.py", "--out", str(tmp_path), "--refinements", "4"],
+        [str(part) for part in command],
         capture_output=True,
         text=True,
-        timeout=300,
-        cwd=ROOT,
+        timeout=600,
+        cwd=cwd,
         env=dict(os.environ),
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("rates in H1 and L2") == 4
-    assert (tmp_path / "hierarchy.png").read_bytes().startswith(b"\x89PNG")
+    return done.stdout
+
+
+def is_picture(file):
+    return file.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.serial
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_demo_hierarchy(tmp_path, ranks):
+    start = ["mpirun", "-n", ranks] if ranks > 1 else []
+    said = run(*start, sys.executable, "demos/demo_hierarchy.py", "--out", tmp_path, "--refinements", 4)
+    assert said.count("rates in H1 and L2") == 4
+    assert is_picture(tmp_path / "hierarchy.png")
     assert 'Name="u_2"' in (tmp_path / "lshape.xdmf").read_text()
     assert (tmp_path / "lshape.h5").stat().st_size > 10_000
 
@@ -45,30 +55,18 @@ Absent.names.remove("scipy")
 sys.argv = {[script, *arguments]!r}
 runpy.run_path({script!r}, run_name="__main__")
 """
-    for command in ([sys.executable, script, *arguments], [sys.executable, "-c", without]):
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=300, cwd=ROOT, env=dict(os.environ), check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+    for command in ([script, *arguments], ["-c", without]):
+        run(sys.executable, *command)
         picture = tmp_path / f"{name}.png"
-        assert picture.read_bytes().startswith(b"\x89PNG")
+        assert is_picture(picture)
         picture.unlink()
 
 
 @pytest.mark.serial
 def test_demo_training(tmp_path):
     """Six short runs and a longer one; its own claims are asserted in the demo."""
-    done = subprocess.run(
-        [sys.executable, "demos/demo_training.py", "--out", str(tmp_path), "--levels", "7", "--epochs", "450"],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        cwd=ROOT,
-        env=dict(os.environ),
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "training.png").read_bytes().startswith(b"\x89PNG")
+    run(sys.executable, "demos/demo_training.py", "--out", tmp_path, "--levels", 7, "--epochs", 450)
+    assert is_picture(tmp_path / "training.png")
     assert (tmp_path / "training/surrogate/surrogate.pt").exists()
 
 
@@ -76,36 +74,23 @@ def test_demo_training(tmp_path):
 @pytest.mark.parametrize(
     ("name", "arguments", "told"),
     [
-        ("hdiv_frame", ["--levels", "4"], "with curls:   times 1.96, 1.56, 1.21"),
-        ("least_squares_2d", ["--levels", "3", "--epochs", "400"], "in float16 1."),
+        ("hdiv_frame", ["--levels", 4], "with curls:   times 1.96, 1.56, 1.21"),
+        ("least_squares_2d", ["--levels", 3, "--epochs", 400], "in float16 1."),
     ],
 )
 def test_demos_of_the_flux(tmp_path, name, arguments, told):
-    done = subprocess.run(
-        [sys.executable, f"demos/demo_{name}.py", "--out", str(tmp_path), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        cwd=ROOT,
-        env=dict(os.environ),
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert told in done.stdout
-    assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert told in run(sys.executable, f"demos/demo_{name}.py", "--out", tmp_path, *arguments)
+    assert is_picture(tmp_path / f"{name}.png")
 
 
 @pytest.mark.serial
 def test_the_examples_of_the_readme_run(tmp_path):
     blocks = (ROOT / "README.md").read_text().split("```python\n")[1:]
     program = "\n".join(block.split("```")[0] for block in blocks)
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, env=dict(os.environ), check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("trained ")
-    assert "1056 nodal values, 1428 frame coefficients\n(4, 1089)" in done.stdout
-    assert "iterations, 2 refinements" in done.stdout
+    said = run(sys.executable, "-c", program, cwd=tmp_path)
+    assert said.startswith("trained ")
+    assert "1056 nodal values, 1428 frame coefficients\n(4, 1089)" in said
+    assert "iterations, 2 refinements" in said
 
 
 def test_nodal_values_find_their_points_in_dolfinx(comm, tmp_path):

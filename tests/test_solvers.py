@@ -9,8 +9,12 @@ import torch
 from frames import case, samples
 
 from fem_frames import (
+    ByRegion,
     Frame,
+    Grid,
     MeshHierarchy,
+    Problem,
+    Uniform,
     condition_numbers,
     conjugate_gradients,
     error_bound,
@@ -54,6 +58,19 @@ def test_every_precision_reaches_petscs_solution(name, formulation, levels, dtyp
     reference = solve_reference(problem, y.double().numpy(), levels, formulation)
     for field, values in made.to("float64").synthesise(found.w).items():
         np.testing.assert_allclose(values, reference.fields[field], rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize(("upper", "levels"), [((1.0, 0.01), 3), ((1000.0, 1000.0), 2)], ids=["flat", "large"])
+def test_float64_outlasts_residuals_that_rise_for_long(upper, levels):
+    """On flat cells and large domains conjugate gradients go more than PATIENCE steps without a smaller residual."""
+    problem = Problem(Grid((3, 3), upper=upper), ByRegion.each(1), Uniform((0.5,), (1.5,)))
+    arrays = export_frame(MeshHierarchy.from_problem(problem, levels), problem, "least-squares")
+    made = make_formulation(Frame.from_arrays(arrays, "float64"), problem)
+    y = samples(problem, 2)
+    found = solve(made, y, 1e-10)
+    reference = solve_reference(problem, y.numpy(), levels, "least-squares")
+    for field, values in made.synthesise(found.w).items():
+        np.testing.assert_allclose(values, reference.fields[field], rtol=0, atol=1e-7 * abs(values).max())
 
 
 def test_refinement_in_float32_and_none():
