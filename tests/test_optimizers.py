@@ -1,8 +1,10 @@
 """Steps, Gauss-Newton products against dense matrices, and why optimizers stop."""
 
+import copy
 import math
 
 import pytest
+import pytorch_optimizer
 import torch
 from small_runs import flat, small_objective
 from torch.func import functional_call, jacrev
@@ -10,12 +12,13 @@ from torch.func import functional_call, jacrev
 from training.natural_gradient import NGD
 from training.optimizers import RATES, cosine_rate, make_stepper
 from training.precision import PRECISIONS, MasterWeights
+from training.soap import SOAP
 
 pytestmark = pytest.mark.serial
 
 
 def stepper_for(name, objective, precision="float64", rate=None):
-    return make_stepper(name, objective.weights, PRECISIONS[precision], rate or RATES[name], 4)
+    return make_stepper(name, objective.weights, PRECISIONS[precision], rate or RATES[name])
 
 
 def dense_gauss_newton(objective, net):
@@ -149,14 +152,64 @@ def test_settings_are_those_of_the_paper():
     assert stepper_for("adam", objective, "float16").optimizer.param_groups[0]["eps"] == 1e-4
 
 
-def test_soap_preconditions_the_rank_side_only():
-    objective, _ = small_objective()
-    step = stepper_for("soap", objective)
-    step(objective)
-    for p in step.optimizer.param_groups[0]["params"]:
-        if p.ndim == 2:
-            sides = [len(side) for side in step.optimizer.state[p]["GG"]]
-            assert sides == [n if n <= 4 else 0 for n in p.shape]
+SHAPES = [(40, 5), (40,), (3, 40), (3,), (40, 3), (2, 3, 40), (2, 3, 1), (2, 50, 3), (2, 50, 1)]
+
+
+def soap_beside_the_other(steps, dtype, **options):
+    """Parameters after each step of our SOAP, and after that of another library, which takes matrices one by one."""
+    torch.manual_seed(0)
+    sizes = [math.prod(shape) for shape in SHAPES]
+    vector = torch.nn.Parameter(torch.randn(sum(sizes), dtype=dtype))
+    single = []
+    for shape, part in zip(SHAPES, vector.detach().clone().split(sizes), strict=True):
+        single += [
+            torch.nn.Parameter(p.squeeze(-1)) for p in (part.view(shape) if len(shape) == 3 else [part.view(shape)])
+        ]
+    ours = SOAP(vector, SHAPES, **options)
+    theirs = pytorch_optimizer.SOAP(single, weight_decay=0.0, max_precondition_dim=5, **options)
+    mixing = torch.randn(sum(sizes), 4, dtype=dtype)  # gradients with a few directions in common
+    for _ in range(steps):
+        vector.grad = mixing @ torch.randn(4, dtype=dtype) + 0.1 * torch.randn_like(vector)
+        for p, g in zip(single, vector.grad.split([p.numel() for p in single]), strict=True):
+            p.grad = g.view(p.shape).clone()
+        ours.step()
+        theirs.step()
+        yield vector.detach().clone(), torch.cat([p.detach().reshape(-1) for p in single])
+
+
+def test_soap_is_that_of_matrices_one_by_one():
+    """Up to the first change of bases to rounding; the other library computes these in float32."""
+    for step, (ours, theirs) in enumerate(soap_beside_the_other(60, torch.float64, lr=1e-2)):
+        close = 1e-12 if step <= 10 else 1e-5
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=close)
+    assert float((ours - theirs).abs().max()) > 0  # not the same memory
+
+
+def test_soap_moves_all_but_in_its_first_step():
+    before, after = (ours for ours, _ in soap_beside_the_other(2, torch.float32))
+    torch.manual_seed(0)
+    assert torch.equal(before, torch.randn(len(before)))
+    assert (before != after).all()
+
+
+def test_soap_goes_on_from_its_state():
+    """Through `state_dict`, to the same bits."""
+
+    def run(steps, again):
+        torch.manual_seed(1)
+        vector = torch.nn.Parameter(torch.zeros(330))
+        shapes = [(30, 5), (6, 30)]
+        made = SOAP(vector, shapes)
+        for step in range(steps):
+            vector.grad = torch.randn(330)
+            made.step()
+            if step == again:
+                state = copy.deepcopy(made.state_dict())
+                made = SOAP(vector, shapes)
+                made.load_state_dict(state)
+        return vector.detach()
+
+    assert torch.equal(run(25, 14), run(25, None))
 
 
 def test_lbfgs_says_that_the_gradient_is_small():
@@ -273,7 +326,7 @@ def test_a_line_search_comes_back_from_where_the_loss_is_no_number():
 
     for name in ("lbfgs", "ngd"):
         cliff = Cliff()
-        outcome = make_stepper(name, cliff, PRECISIONS["float64"], 1.0, 4)(cliff)
+        outcome = make_stepper(name, cliff, PRECISIONS["float64"], 1.0)(cliff)
         assert outcome.finite
         assert 0 <= float(cliff.vector.detach()) <= 0.5
 

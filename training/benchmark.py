@@ -58,8 +58,7 @@ def _runs(arrays: FrameArrays, problem: Problem, c: Any, device: str) -> tuple[C
     loss = make_loss(c.loss, make_formulation(frame, problem))
     net = describe_net(c, problem).build(arrays, frame.device)
     weights = Weights(net)
-    side = max(c.rank, problem.parameters.dimension)
-    stepper = make_stepper(c.optimizer, weights, c.dtype_settings, c.rate, side)
+    stepper = make_stepper(c.optimizer, weights, c.dtype_settings, c.rate)
     objective = Objective(net, loss, weights)
     samples = FreshSamples(problem.parameters, c.batch, 1, 0)
     y = loss.batch(samples.batch(0)[0]).y

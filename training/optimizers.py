@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from training.natural_gradient import NGD
 from training.objective import Objective
 from training.precision import Precision, Weights
+from training.soap import SOAP
 
 RATES = {"sgd": 1e-3, "adam": 1e-3, "lbfgs": 1.0, "ngd": 1.0, "soap": 3e-3}
 LINE_SEARCH = ("lbfgs", "ngd")
@@ -104,23 +104,15 @@ class _First:
         return torch.where(torch.isnan(loss), torch.inf, loss)  # a search that meets NaN goes further, not back
 
 
-def make_stepper(name: str, weights: Weights, precision: Precision, rate: float, preconditioned: int) -> Stepper:
-    """The optimizer of this name; `preconditioned` is the largest side of a matrix that SOAP preconditions."""
+def make_stepper(name: str, weights: Weights, precision: Precision, rate: float) -> Stepper:
+    """The optimizer of this name."""
     parameters = [weights.vector]
     if name == "sgd":
         return Stepper(torch.optim.SGD(parameters, lr=rate))
     if name == "adam":
         return Stepper(torch.optim.Adam(parameters, lr=rate, eps=precision.adam_epsilon, fused=_fused(parameters)))
     if name == "soap":
-        return Stepper(
-            _soap()(
-                weights.matrices(),
-                lr=rate,
-                eps=precision.adam_epsilon,
-                weight_decay=0.0,
-                max_precondition_dim=preconditioned,
-            )
-        )
+        return Stepper(SOAP(weights.vector, weights.shapes, lr=rate, eps=precision.adam_epsilon))
     if name == "lbfgs":
         return LineSearchStepper(
             torch.optim.LBFGS(
@@ -150,14 +142,6 @@ def cosine_rate(epoch: float, period: float, rate: float, minimum: float) -> flo
 def _fused(parameters: list[nn.Parameter]) -> bool:
     """One pass over parameters and state instead of ten, where torch has it."""
     return parameters[0].device.type in ("cpu", "cuda") and parameters[0].dtype != torch.bfloat16
-
-
-def _soap() -> Any:
-    try:
-        from pytorch_optimizer import SOAP
-    except ImportError as error:
-        raise ValueError("the optimizer soap needs pytorch-optimizer: pip install pytorch-optimizer") from error
-    return SOAP
 
 
 def _lbfgs_reason(optimizer: torch.optim.LBFGS) -> Callable[[], str | None]:

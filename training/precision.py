@@ -60,15 +60,10 @@ class Weights:
         """(P,) the numbers that the optimizer changes, for the net's own."""
         return own
 
-    def matrices(self) -> list[nn.Parameter]:
-        """The same memory as matrices and vectors, for optimizers that look at these: one net's at a time."""
-        shaped = []
-        for values, gradients in zip(self._split(self.vector.detach()), self._gradients, strict=True):
-            several = values.ndim == 3  # of nets that are evaluated together
-            for value, gradient in zip(*((t if several else [t]) for t in (values, gradients)), strict=True):
-                shaped.append(nn.Parameter(value.squeeze(-1) if several else value))
-                shaped[-1].grad = gradient.squeeze(-1) if several else gradient
-        return shaped
+    @property
+    def shapes(self) -> list[torch.Size]:
+        """Of the parameters that the vector consists of, in its order."""
+        return [p.shape for p in self._net]
 
     def push(self) -> None:
         """To the net, before it is evaluated."""

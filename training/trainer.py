@@ -117,8 +117,7 @@ class Training:
         self.net = self.surrogate.net
         self.weights = (MasterWeights if c.mixed else Weights)(self.net)
         self.objective = Objective(self.net, self.loss, self.weights, world)
-        side = max(c.rank, problem.parameters.dimension)
-        self.stepper = make_stepper(c.optimizer, self.weights, c.dtype_settings, c.rate, side)
+        self.stepper = make_stepper(c.optimizer, self.weights, c.dtype_settings, c.rate)
         self.test: ReferenceSolutions | None = None
         if world.leads and c.test_samples:
             y = problem.parameters.sample(c.test_samples, c.test_seed)
