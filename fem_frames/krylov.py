@@ -45,7 +45,8 @@ def choose_solver(formulation: str, solver: str | None, dimension: int | None = 
     if solver not in SOLVERS:
         raise ValueError(f"solver is {solver!r}; choose from {', '.join(SOLVERS)}")
     if solver == "cg" and formulation != "energy" and dimension in (1, 3):
-        raise ValueError(f"least squares has no multigrid in dimension {dimension}; use solver='lu'")
+        other = ", or `fem_frames.solve`, which needs none" if dimension == 3 else ""
+        raise ValueError(f"least squares has no multigrid in dimension {dimension}; use solver='lu'{other}")
     return solver
 
 
