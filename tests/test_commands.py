@@ -114,7 +114,7 @@ def test_info_and_problems():
     info = json.loads(run("info", "--json").stdout)
     assert {"dolfinx", "petsc", "mpi", "torch", "blas", "devices"} <= set(info)
     names = [row["name"] for row in json.loads(run("problems", "--json").stdout)["problems"]]
-    assert names == ["quarters", "checkerboard", "lshape", "cookies", "lognormal", "inclusion", "cube"]
+    assert names == ["quarters", "checkerboard", "lshape", "ring", "cookies", "lognormal", "inclusion", "cube"]
     assert "y in [0.5, 1.5]^4" in run("problems").stdout
 
 

@@ -67,7 +67,7 @@ def test_float64_outlasts_residuals_that_rise_for_long(upper, levels):
     arrays = export_frame(MeshHierarchy.from_problem(problem, levels), problem, "least-squares")
     made = make_formulation(Frame.from_arrays(arrays, "float64"), problem)
     y = samples(problem, 2)
-    found = solve(made, y, 1e-10)
+    found = solve(made, y, 1e-12)
     reference = solve_reference(problem, y.numpy(), levels, "least-squares")
     for field, values in made.synthesise(found.w).items():
         np.testing.assert_allclose(values, reference.fields[field], rtol=0, atol=1e-7 * abs(values).max())
