@@ -300,6 +300,11 @@ def test_tables_runs_and_reports_from_the_command_line(tmp_path):
     record = json.loads(run_command("report", out, "--json").stdout)
     assert (record["cells"], record["complete"]) == (39, 1)
     assert (out / "report" / "report.md").exists()
+    record = json.loads(run_command("report", out, "--cells", "*-lbfgs-stable-*", "--no-figures", "--json").stdout)
+    assert (record["cells"], record["complete"]) == (3, 1)
+    page = (out / "report" / "report.md").read_text()
+    assert "--preset quick --cells '*-lbfgs-stable-*'`" in page
+    assert ("## Table 2" in page, "## Table 1" in page, "- L-BFGS: 40 epochs" in page, "Adam:" in page) == (1, 0, 1, 0)
 
 
 def test_train_takes_the_recipe_and_what_is_given_wins(tmp_path):
@@ -318,7 +323,7 @@ BAD = {
         "has no table best; choose from 1",
     ),
     "no workers": (["tables", "--preset", "cpu", "--workers", "0", "--out", "x"], "--workers is 0: at least one"),
-    "no such cell": (["tables", "--preset", "cpu", "--cells", "adam", "--out", "x"], "there is none like that; --list"),
+    "no such cell": (["tables", "--preset", "cpu", "--cells", "adam", "--out", "x"], "there is none like that; `fem-"),
     "a file": (["tables", "--preset", "cpu", "--out", "file"], "file is a file: give a folder"),
     "someone's folder": (["tables", "--preset", "cpu", "--out", "."], "holds no experiment of `fem-frames tables`"),
     "report of nothing": (["report", "x"], "there is no folder x: give the one that was --out"),

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fem_frames.commands.shared import declare, progress_bar, show
+from fem_frames.commands.shared import declare, declare_cells, progress_bar, show
 from fem_frames.files import written_whole
 
 INITIALISATION = "initialisation.png"
@@ -31,6 +31,7 @@ def add(subparsers: Any) -> None:
     parser.add_argument(
         "--fresh-seed", type=int, metavar="S", help="also evaluate all nets on 1000 new samples, drawn with this seed"
     )
+    declare_cells(parser)
     parser.add_argument("--no-figures", action="store_true", help="Markdown and JSON only; needs no matplotlib")
 
 
@@ -43,8 +44,10 @@ def run(parsed: argparse.Namespace) -> None:
         raise ValueError(f"there is no folder {parsed.experiment}: give the one that was --out of `fem-frames tables`")
     if parsed.fresh_seed is not None and (parsed.fresh_seed < 0 or not from_runs):
         raise ValueError("--fresh-seed is not negative, and goes with the folder of an experiment")
-    fresh = None if parsed.fresh_seed is None else _evaluate(parsed.experiment, parsed.fresh_seed)
-    report = collect(parsed.experiment, fresh=fresh) if from_runs else _load(parsed.experiment)
+    if parsed.cells != "*" and not from_runs:
+        raise ValueError("--cells chooses among runs: give the folder of an experiment")
+    fresh = None if parsed.fresh_seed is None else _evaluate(parsed.experiment, parsed.fresh_seed, parsed.cells)
+    report = collect(parsed.experiment, fresh=fresh, cells=parsed.cells) if from_runs else _load(parsed.experiment)
     out = parsed.out or (parsed.experiment / "report" if from_runs else parsed.experiment.parent)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -87,12 +90,12 @@ def _copy(source: Path, target: Path) -> None:
             file.write(source.read_bytes())
 
 
-def _evaluate(experiment: Path, seed: int) -> dict[str, Any]:
+def _evaluate(experiment: Path, seed: int, chosen: str) -> dict[str, Any]:
     from training.experiments.fresh import evaluate_fresh
     from training.experiments.protocol import PRESETS
     from training.experiments.runner import preset_of
 
-    cells = PRESETS[preset_of(experiment)].cells(experiment)
+    cells = PRESETS[preset_of(experiment)].cells(experiment, cells=chosen)
     with progress_bar("evaluated", wanted=True) as progress:
         return evaluate_fresh(cells, seed, progress)
 

@@ -84,6 +84,11 @@ def declare_dtypes(parser: argparse.ArgumentParser, *default: str) -> None:
     parser.add_argument("--dtypes", nargs="+", choices=choices, default=list(default), help=text)
 
 
+def declare_cells(parser: argparse.ArgumentParser) -> None:
+    text = "only cells of an experiment whose name matches, like '*-adam-*'"
+    parser.add_argument("--cells", default="*", metavar="PATTERN", help=text)
+
+
 def declare_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="RUN", help="folder written by `train`")
     declare_problem_file(parser)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import fnmatch
 import time
 from pathlib import Path
 from typing import Any
 
-from fem_frames.commands.shared import declare, show, show_rows
+from fem_frames.commands.shared import declare, declare_cells, show, show_rows
 
 PRESETS = ("quick", "cpu", "paper", "best")
 
@@ -29,9 +28,7 @@ def add(subparsers: Any) -> None:
     parser.add_argument(
         "--workers", type=int, metavar="N", help="runs at a time; default: one for each core, or one on a GPU"
     )
-    parser.add_argument(
-        "--cells", default="*", metavar="PATTERN", help="only cells whose name matches, like '*-adam-*'"
-    )
+    declare_cells(parser)
     parser.add_argument("--list", action="store_true", help="show the cells and how far they are, run nothing")
     parser.add_argument("--quiet", action="store_true", help="no overview")
 
@@ -44,10 +41,7 @@ def run(parsed: argparse.Namespace) -> None:
     workers = _default_workers() if parsed.workers is None else parsed.workers
     if not 1 <= workers <= 1024:
         raise ValueError(f"--workers is {workers}: at least one run at a time is needed")
-    cells = KNOWN[parsed.preset].cells(parsed.out, parsed.table)
-    chosen = [cell for cell in cells if fnmatch.fnmatchcase(cell.name, parsed.cells)]
-    if not chosen:
-        raise ValueError(f"--cells {parsed.cells}: there is none like that; --list shows their names")
+    chosen = KNOWN[parsed.preset].cells(parsed.out, parsed.table, parsed.cells)
     if parsed.list:
         if parsed.out.is_dir() and any(parsed.out.iterdir()):
             claim(parsed.out, parsed.preset)

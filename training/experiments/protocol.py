@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -69,18 +70,25 @@ class Preset:
     base: Configuration
     optimizers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
-    def tables(self, which: str = "all") -> list[Table]:
-        """The tables of the preset, or the one of this name."""
+    def tables(self, which: str = "all", cells: str = "*") -> list[Table]:
+        """The tables of the preset, or the one of this name; of these the rows whose cells match the pattern."""
         made = self.make(self)
         names = [table.name for table in made]
         if which != "all" and which not in names:
             raise ValueError(f"the preset {self.name} has no table {which}; choose from {', '.join(names)}, all")
-        return [table for table in made if which in ("all", table.name)]
+        chosen = [
+            replace(table, rows=[row for row in table.rows if fnmatchcase(row.cell, cells)])
+            for table in made
+            if which in ("all", table.name)
+        ]
+        if not any(table.rows for table in chosen):
+            raise ValueError(f"--cells {cells}: there is none like that; `fem-frames tables --list` shows their names")
+        return [table for table in chosen if table.rows]
 
-    def cells(self, out: Path, which: str = "all") -> list[Cell]:
-        """The runs that the tables need, each once."""
+    def cells(self, out: Path, which: str = "all", cells: str = "*") -> list[Cell]:
+        """The runs that these tables need, each once."""
         found: dict[str, Configuration] = {}
-        for row in (row for table in self.tables(which) for row in table.rows):
+        for row in (row for table in self.tables(which, cells) for row in table.rows):
             assert found.setdefault(row.cell, row.configuration) == row.configuration, row.cell
         return [Cell(name, configuration, out) for name, configuration in found.items()]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from fem_frames.files import written_whole
 from training import runs
 from training.experiments.cells import Cell
 from training.experiments.overview import duration
-from training.experiments.protocol import PAPER_LEVELS, PRESETS, WORDS, Preset, Row
+from training.experiments.protocol import OPTIMIZERS, PAPER_LEVELS, PRESETS, WORDS, Preset, Row
 from training.experiments.runner import preset_of
 from training.recipes import best
 
@@ -26,18 +26,21 @@ EXCESSES = (1e-3, 1e-4, 1e-5, 1e-6)
 """Steps are counted until the test loss is that much above its floor."""
 
 
-def collect(out: Path, preset: Preset | None = None, fresh: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def collect(
+    out: Path, preset: Preset | None = None, fresh: Mapping[str, Any] | None = None, cells: str = "*"
+) -> dict[str, Any]:
     """All that is there of an experiment, as JSON has it; its preset is the one the folder names, unless given.
 
-    `fresh` has metrics on new samples, by cell.
+    `fresh` has metrics on new samples, by cell; `cells` is a pattern that their names match.
     """
     preset = preset or PRESETS[preset_of(out)]
-    tables, curves, circumstances = [], {}, set()
-    for table in preset.tables():
+    tables, curves, circumstances, optimizers = [], {}, set(), set()
+    for table in preset.tables(cells=cells):
         rows = []
         for row in table.rows:
             cell = Cell(row.cell, row.configuration, out)
             rows.append(_collect_row(row, cell) | {"fresh": (fresh or {}).get(row.cell)})
+            optimizers.add(row.configuration.optimizer)
             curves[row.cell] = _curve(cell)
             done = cell.read(runs.RESULT) or cell.read(runs.FAILURE)
             if done is not None:
@@ -47,7 +50,8 @@ def collect(out: Path, preset: Preset | None = None, fresh: Mapping[str, Any] | 
     return {
         "preset": preset.name,
         "text": preset.text,
-        "protocol": protocol_lines(preset),
+        "cells": cells,
+        "protocol": protocol_lines(preset, optimizers),
         "tables": tables,
         "curves": curves,
         "circumstances": [json.loads(text) for text in sorted(circumstances)],
@@ -55,15 +59,16 @@ def collect(out: Path, preset: Preset | None = None, fresh: Mapping[str, Any] | 
     }
 
 
-def protocol_lines(preset: Preset) -> list[str]:
-    """What the preset runs, from the configurations themselves."""
+def protocol_lines(preset: Preset, optimizers: Container[str] = OPTIMIZERS) -> list[str]:
+    """What the preset runs with these optimizers, from the configurations themselves."""
     base = preset.base
     lines = [
         f"problem {base.problem}, {base.formulation}, J = {base.levels}; test set of {base.test_samples} samples, seed "
         f"{base.test_seed}; seed of nets and samples {base.seed}, where a table does not say otherwise"
     ]
-    for names in (("sgd", "adam"), ("lbfgs",), ("ngd",)):
-        if names[0] in preset.optimizers:
+    for group in (("sgd", "adam"), ("lbfgs",), ("ngd",)):
+        names = [name for name in group if name in preset.optimizers and name in optimizers]
+        if names:
             c = preset.configuration(names[0], "stable", "float32").resolved()
             words = " and ".join(WORDS[name] for name in names)
             samples = "fresh samples" if c.sampling == "fresh" else f"all {c.training_samples} samples of a fixed set"
@@ -148,7 +153,10 @@ def _page(report: Mapping[str, Any]) -> Iterator[str]:
     complete = sum(row["status"] in ("done", "diverged") for row in cells.values())
     yield f"# Preset {report['preset']}: {report['text']}"
     yield ""
+    chosen = report.get("cells", "*")
     command = f"fem-frames tables --table all --preset {report['preset']}"
+    if chosen != "*":
+        command += f" --cells '{chosen}'"
     yield f"Written by `fem-frames report` from the runs of `{command}`."
     yield ""
     yield from (f"- {line}" for line in report["protocol"])
