@@ -329,6 +329,7 @@ BAD = {
     "report of nothing": (["report", "x"], "there is no folder x: give the one that was --out"),
     "report of a folder": (["report", "."], "holds no experiment of `fem-frames tables`"),
     "report of a file": (["report", "file"], "file cannot be read as a report"),
+    "report with nothing": (["report", ".", "--add", "x.json"], "x.json cannot be read as a report"),
 }
 
 

@@ -15,6 +15,7 @@ from training.experiments.comparison import write_comparison
 from training.experiments.figures import draw_figures
 from training.experiments.fresh import evaluate_fresh
 from training.experiments.initialisation import random_functions
+from training.experiments.merge import fill_in
 from training.experiments.protocol import PRESETS, Row, Table
 from training.experiments.report import collect, write_page
 from training.experiments.runner import claim
@@ -140,6 +141,54 @@ def test_the_command_reports_with_figures_and_from_json_alone(experiment, tmp_pa
     (tmp_path / "a" / "report.md").unlink()
     run_command("report", tmp_path / "a" / "report.json")  # in a process that knows nothing of the small preset
     assert (tmp_path / "a" / "report.md").read_text() == page
+
+
+def test_cells_that_were_run_elsewhere_come_from_their_report(experiment, tmp_path, monkeypatch):
+    preset, out = experiment
+    monkeypatch.setitem(PRESETS, "quick", preset)
+    from fem_frames.commands import main
+
+    whole, empty = tmp_path / "whole", tmp_path / "empty"
+    assert main(["report", str(out), "--out", str(whole), "--fresh-seed", "7", "--json"]) == 0
+    claim(empty, "quick")
+    added = ["--add", str(whole / "report.json"), "--json"]
+    assert main(["report", str(empty), *added]) == 0
+    assert (empty / "report" / "report.md").read_text() == (whole / "report.md").read_text()
+    assert {p.name for p in (empty / "report").iterdir()} == {p.name for p in whole.iterdir()}
+    # What is complete in the folder counts more than what a report says of it.
+    told = json.loads((whole / "report.json").read_text())
+    told["tables"][0]["rows"][5]["loss"] = 1e9
+    (tmp_path / "told.json").write_text(json.dumps(told))
+    again = ["--out", str(tmp_path / "again"), "--no-figures", "--json"]
+    assert main(["report", str(out), "--fresh-seed", "7", *again, "--add", str(tmp_path / "told.json")]) == 0
+    both = [json.loads((folder / "report.json").read_text())["tables"] for folder in (whole, tmp_path / "again")]
+    assert both[0] == both[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda r: r | {"preset": "cpu"}, "other.json is of the preset cpu, this experiment of quick"),
+        (lambda r: r | {"protocol": ["J = 99", *r["protocol"]]}, r"another protocol \(J = 99\)"),
+        (lambda r: _with_row(r, epochs=77), "with epochs 77, here it is 2"),
+        (lambda r: _with_row(r, fresh={"seed": 8}), r"seeds \[7, 8\], some of them in other.json"),
+    ],
+)
+def test_reports_that_do_not_fit_together_are_not_joined(experiment, tmp_path, monkeypatch, change, message):
+    preset, out = experiment
+    monkeypatch.setitem(PRESETS, "quick", preset)
+    whole = collect(out, preset, {"full-adam-bpx-float32": {"seed": 7}})
+    report = collect(tmp_path, preset)
+    with pytest.raises(ValueError, match=message):
+        fill_in(report, change(json.loads(json.dumps(whole))), "other.json")
+
+
+def _with_row(report, **change):
+    """The report, its cell full-adam-nodal-float32 changed."""
+    for row in (row for table in report["tables"] for row in table["rows"]):
+        if row["cell"] == "full-adam-nodal-float32":
+            row |= change
+    return report
 
 
 def test_random_nets_over_a_frame_are_smoother_than_in_the_nodal_basis():

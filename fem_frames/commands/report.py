@@ -31,12 +31,21 @@ def add(subparsers: Any) -> None:
     parser.add_argument(
         "--fresh-seed", type=int, metavar="S", help="also evaluate all nets on 1000 new samples, drawn with this seed"
     )
+    parser.add_argument(
+        "--add",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="REPORT.json",
+        help="take cells that are not complete here from this report, made before or on another machine",
+    )
     declare_cells(parser)
     parser.add_argument("--no-figures", action="store_true", help="Markdown and JSON only; needs no matplotlib")
 
 
 def run(parsed: argparse.Namespace) -> None:
     from training.experiments.comparison import PICTURE, write_comparison
+    from training.experiments.merge import fill_in
     from training.experiments.report import REPORT, collect, write_page
 
     from_runs = not parsed.experiment.is_file()
@@ -44,10 +53,16 @@ def run(parsed: argparse.Namespace) -> None:
         raise ValueError(f"there is no folder {parsed.experiment}: give the one that was --out of `fem-frames tables`")
     if parsed.fresh_seed is not None and (parsed.fresh_seed < 0 or not from_runs):
         raise ValueError("--fresh-seed is not negative, and goes with the folder of an experiment")
-    if parsed.cells != "*" and not from_runs:
-        raise ValueError("--cells chooses among runs: give the folder of an experiment")
+    if (parsed.cells != "*" or parsed.add) and not from_runs:
+        raise ValueError("--cells and --add are about runs: give the folder of an experiment")
+    others = {path: _load(path) for path in parsed.add}  # before any work
+    for path, other in others.items():
+        if "preset" not in other:
+            raise ValueError(f"--add {path}: that is a comparison, not the report of an experiment")
     fresh = None if parsed.fresh_seed is None else _evaluate(parsed.experiment, parsed.fresh_seed, parsed.cells)
     report = collect(parsed.experiment, fresh=fresh, cells=parsed.cells) if from_runs else _load(parsed.experiment)
+    for path, other in others.items():
+        report = fill_in(report, other, str(path))
     out = parsed.out or (parsed.experiment / "report" if from_runs else parsed.experiment.parent)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -59,8 +74,8 @@ def run(parsed: argparse.Namespace) -> None:
         show({"out": str(out), "problems": [found["problem"] for found in report["problems"]]}, parsed.json)
         return
     if not parsed.no_figures:
-        if not from_runs:
-            _copy(parsed.experiment.with_name(INITIALISATION), out / INITIALISATION)  # what JSON does not have
+        for path in [*parsed.add] if from_runs else [parsed.experiment]:
+            _copy(path.with_name(INITIALISATION), out / INITIALISATION)  # what JSON does not have
         report["figures"] = _draw(report, parsed.experiment if from_runs else None, out)
     with written_whole(out / REPORT) as file:
         file.write((json.dumps(report, indent=1, allow_nan=False) + "\n").encode())
