@@ -76,9 +76,14 @@ def test_demo_training(tmp_path):
     [
         ("hdiv_frame", ["--levels", 4], "with curls:   times 1.96, 1.56, 1.21"),
         ("least_squares_2d", ["--levels", 3, "--epochs", 400], "in float16 1."),
+        (
+            "separate_frame",
+            ["--levels", 6, "--trained", 4, "--epochs", 200],
+            "of  4 functions of one number each   3.0e-04",
+        ),
     ],
 )
-def test_demos_of_the_flux(tmp_path, name, arguments, told):
+def test_demos_beyond_the_paper(tmp_path, name, arguments, told):
     assert told in run(sys.executable, f"demos/demo_{name}.py", "--out", tmp_path, *arguments)
     assert is_picture(tmp_path / f"{name}.png")
 

@@ -1,0 +1,147 @@
+"""What the paper's nets with prolongations cannot represent, however they are trained.
+
+    python demos/demo_separate_frame.py [--out FOLDER] [--levels 10] [--trained 6] [--epochs 1500]
+
+In the separate frame representation the net of each level starts on the coarsest one and is prolonged. On four quarters
+of an interval the coarsest level has one inner point, so such a net sees y through one number. This demo computes how
+much that costs: a bound for the loss, found without training, beside the losses of trained nets.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from fem_frames import Frame, MeshHierarchy, export_frame, make_formulation, make_problem
+from fem_frames.plots import pyplot
+from fem_frames.solution_plots import save
+from training import Configuration, train
+
+parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+parser.add_argument("--out", type=Path, default=Path("results"), help="folder for runs and picture; default: results")
+parser.add_argument("--levels", type=int, default=10, help="bounds up to this J, for every second; default: 10")
+parser.add_argument("--trained", type=int, default=6, help="nets are trained up to this J; default: 6")
+parser.add_argument("--epochs", type=int, default=1500, help="training steps; default: 1500")
+arguments = parser.parse_args()
+if arguments.levels < 6 or arguments.trained < 4 or arguments.epochs < 1:
+    parser.error("a comparison needs at least --levels 6, --trained 4 and --epochs 1")
+torch.set_default_dtype(torch.float64)
+DEGREE, COARSE, SAMPLES = 6, 3, 1500
+
+
+# ---- 1. A sum of functions of one number each ----------------------------------------------------------
+#
+# The net of u on level j is y ↦ F_j(s(w_j·y + b_j)): its first layer has one output. Whatever its blocks do,
+#
+#     u(y) = F_1(w_1·y) + … + F_J(w_J·y)    with functions F_j of one variable and values in V_j.
+#
+# For given w_j the best F_j are found by linear least squares, here among polynomials of degree 6. The loss exceeds
+# that of the finite element solution by the square of the error in the norm of A_y. σ is not bound by anything here:
+# the best one is taken for each y, which leaves the Schur complement S_y of A_y. The solution is quadratic in every
+# quarter, so u is compared on the mesh of level 3, two cells a quarter, and V_j is V_3 from there on.
+
+problem = make_problem("quarters")
+arrays = export_frame(MeshHierarchy.from_problem(problem, COARSE), problem, "least-squares")
+formulation = make_formulation(Frame.from_arrays(arrays, "float64"), problem)
+P_2, P_3 = (formulation.frame.P(level).to_dense() for level in (2, COARSE))
+SPACES = [P_3 @ P_2, P_3, torch.eye(len(P_3))]  # V_1, V_2, V_3 by their values on level 3
+
+
+def solutions(count, seed):
+    """y in [-1, 1]^4, u of the finite element solution (B, n), and a factor Lᵀ of S_y = L Lᵀ (B, n, n)."""
+    y = torch.as_tensor(problem.parameters.sample(count, seed))
+    A_y, N = formulation.A(y), formulation.localisation.shape[1]
+    A = torch.stack([A_y(e.expand(count, N)) for e in torch.eye(N)], -1)  # (B, N, N)
+    n = len(P_3)  # the values of u come first
+    schur = A[:, :n, :n] - A[:, :n, n:] @ torch.linalg.solve(A[:, n:, n:], A[:, n:, :n])
+    u = torch.linalg.solve(A, formulation.nodal_load(y))[:, :n]
+    return 2 * (y - 1), u, torch.linalg.cholesky(schur).mT
+
+
+def columns(x, directions, factor):
+    """(B, n, M) the functions of y, with values in Lᵀ V_j, that the F_j and a constant are made of."""
+    t = x @ (directions / directions.abs().sum(1, keepdim=True)).T  # (B, J), in [-1, 1]
+    powers = [torch.ones_like(t), t]
+    for _ in range(DEGREE - 1):
+        powers.append(2 * t * powers[-1] - powers[-2])  # Chebyshev polynomials
+    parts = [factor]
+    for j in range(len(directions)):
+        basis = factor @ SPACES[min(j, len(SPACES) - 1)]
+        parts += [basis * power[:, j, None, None] for power in powers[1:]]
+    return torch.cat(parts, -1)
+
+
+def excess(data, directions, weights=None):
+    """Mean of the squared error, and the weights of the columns; the best ones unless given."""
+    x, u, factor = data
+    matrix, target = columns(x, directions, factor), (factor @ u[..., None])[..., 0]
+    if weights is None:
+        flat = matrix.flatten(0, 1)
+        gram = flat.T @ flat / len(x) + 1e-12 * torch.eye(flat.shape[1])
+        weights = torch.linalg.solve(gram, flat.T @ target.flatten() / len(x))
+    return ((target - matrix @ weights) ** 2).sum(1).mean(), weights
+
+
+def searched(data, directions):
+    """Directions with a smaller excess, by L-BFGS from these."""
+    directions = directions.clone().requires_grad_()
+    search = torch.optim.LBFGS([directions], max_iter=60, line_search_fn="strong_wolfe", tolerance_change=1e-12)
+
+    def closure():
+        search.zero_grad()
+        value = excess(data, directions)[0].log()
+        value.backward()
+        return value
+
+    search.step(closure)
+    return directions.detach()
+
+
+print("(LS) on four quarters: excess of the test loss over its floor")
+seen, new = solutions(SAMPLES, seed=1), solutions(SAMPLES, seed=2)
+bounds, directions, generator = {}, torch.empty(0, 4), torch.Generator().manual_seed(0)
+for J in range(4, arguments.levels + 1, 2):
+    # The search is local: from the best of fewer levels and two new directions, and from the four axes among new ones.
+    random = torch.randn(J + 2, 4, generator=generator)
+    starts = [torch.cat([random[: J - 4], torch.eye(4) + 0.05 * random[J - 4 : J]])]
+    if J > 4:
+        starts.append(torch.cat([directions, random[J:]]))
+    directions = min((searched(seen, start) for start in starts), key=lambda found: float(excess(seen, found)[0]))
+    bounds[J] = float(excess(new, directions, excess(seen, directions)[1])[0])
+    print(f"  J = {J:2}: sums of {J:2} functions of one number each   {bounds[J]:.1e}", flush=True)
+
+
+# ---- 2. Trained nets -----------------------------------------------------------------------------------
+
+found: dict[Literal["separate-frame", "full"], dict[int, float]] = {"separate-frame": {}, "full": {}}
+for J in range(4, arguments.trained + 1, 2):
+    for net, values in found.items():
+        configuration = Configuration(
+            problem="quarters",
+            formulation="least-squares",
+            levels=J,
+            net=net,
+            optimizer="soap",
+            level_decay=1.0,
+            epochs=arguments.epochs,
+            test_samples=200,
+        )
+        run = arguments.out / "separate_frame" / f"{net}-{J}"
+        values[J] = train(configuration, run, force=True, quiet=True)["test"]["excess"]
+        print(f"  J = {J:2}: {net} net after {arguments.epochs} steps{values[J]:{25 - len(net)}.1e}", flush=True)
+assert all(found["separate-frame"][J] > 0.8 * bounds[J] for J in found["separate-frame"])
+assert list(bounds.values()) == sorted(bounds.values(), reverse=True)
+
+
+# ---- 3. The picture ------------------------------------------------------------------------------------
+
+figure, axes = pyplot().subplots(figsize=(6.4, 4.4), layout="constrained")
+axes.semilogy(list(bounds), list(bounds.values()), "k--", label="best sum of J functions of one number each, found")
+for (net, values), style in zip(found.items(), ("o", "D"), strict=True):
+    axes.semilogy(list(values), list(values.values()), style, label=f"{net} net, trained")
+axes.set(xlabel="levels J", ylabel="test loss above its floor", title="What a net sees of y bounds what it can learn")
+axes.grid(alpha=0.3, which="both")
+axes.legend()
+save(figure, arguments.out / "separate_frame.png")
+print(f"picture: {arguments.out / 'separate_frame.png'}")
