@@ -79,7 +79,7 @@ def test_demo_training(tmp_path):
         (
             "separate_frame",
             ["--levels", 6, "--trained", 4, "--epochs", 200],
-            "of  4 functions of one number each   3.0e-04",
+            "J =  6: sums of  6 functions",
         ),
     ],
 )
