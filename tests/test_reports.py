@@ -15,10 +15,10 @@ from training.experiments.comparison import write_comparison
 from training.experiments.figures import draw_figures
 from training.experiments.fresh import evaluate_fresh
 from training.experiments.initialisation import random_functions
-from training.experiments.merge import fill_in
 from training.experiments.protocol import PRESETS, Row, Table
 from training.experiments.report import collect, write_page
 from training.experiments.runner import claim
+from training.experiments.saved import fill_in, read_report
 from training.surrogate import Surrogate
 
 pytestmark = pytest.mark.serial
@@ -153,7 +153,8 @@ def test_cells_that_were_run_elsewhere_come_from_their_report(experiment, tmp_pa
     claim(empty, "quick")
     added = ["--add", str(whole / "report.json"), "--json"]
     assert main(["report", str(empty), *added]) == 0
-    assert (empty / "report" / "report.md").read_text() == (whole / "report.md").read_text()
+    page = (empty / "report" / "report.md").read_text()
+    assert page.replace(", 3 of them taken from their reports", "") == (whole / "report.md").read_text() != page
     assert {p.name for p in (empty / "report").iterdir()} == {p.name for p in whole.iterdir()}
     # What is complete in the folder counts more than what a report says of it.
     told = json.loads((whole / "report.json").read_text())
@@ -181,6 +182,46 @@ def test_reports_that_do_not_fit_together_are_not_joined(experiment, tmp_path, m
     report = collect(tmp_path, preset)
     with pytest.raises(ValueError, match=message):
         fill_in(report, change(json.loads(json.dumps(whole))), "other.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda r: [r], "it is no JSON object"),
+        (lambda r: {**r, "preset": "mine"}, "its preset or protocol is none"),
+        (lambda r: {**r, "tables": None}, "cannot be read as a report"),
+        (lambda r: {**r, "curves": {}}, "it has no 'full-"),
+        (lambda r: {**r, "curves": {**r["curves"], "full-adam-nodal-float32": ["abc"]}}, "cannot be read as a report"),
+        (lambda r: {**r, "curves": {**r["curves"], "full-adam-nodal-float32": [[1, 2]]}}, "no triples of step"),
+        (lambda r: {k: v for k, v in r.items() if k != "circumstances"}, "it has no 'circumstances'"),
+        (lambda r: _with_row(r, loss=float("nan")), "NaN is no number of a report"),
+        (lambda r: _with_row(r, mre="abc"), "cannot be read as a report"),
+        (lambda r: _without(r, "loss"), "it has no 'loss'"),
+        (lambda r: _without(r, "optimizer"), "it has no 'optimizer'"),
+    ],
+)
+def test_a_damaged_report_is_refused_by_name_and_nothing_is_written(experiment, tmp_path, capsys, change, message):
+    preset, out = experiment
+    from fem_frames.commands import main
+
+    whole = json.loads(json.dumps(collect(out, preset)))
+    damaged = tmp_path / "damaged.json"
+    damaged.write_text(json.dumps(whole))
+    assert read_report(damaged) == whole
+    damaged.write_text(json.dumps(change(whole)))
+    for arguments in ([damaged], [out, "--add", damaged]):
+        with pytest.raises(SystemExit, match="2"):
+            main(["report", *map(str, arguments), "--out", str(tmp_path / "out"), "--no-figures"])
+        said = capsys.readouterr().err
+        assert said.startswith(f"fem-frames: {damaged} cannot be read as a report: ")
+        assert message in said
+    assert not (tmp_path / "out").exists()
+
+
+def _without(report, key):
+    for row in (row for table in report["tables"] for row in table["rows"]):
+        del row[key]
+    return report
 
 
 def _with_row(report, **change):

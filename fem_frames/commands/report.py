@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fem_frames.commands.shared import declare, declare_cells, progress_bar, show
-from fem_frames.files import written_whole
+from fem_frames.files import check_writable, written_whole
 
 INITIALISATION = "initialisation.png"
 
@@ -44,9 +44,8 @@ def add(subparsers: Any) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
-    from training.experiments.comparison import PICTURE, write_comparison
-    from training.experiments.merge import fill_in
-    from training.experiments.report import REPORT, collect, write_page
+    from training.experiments.report import PAGE, REPORT, page_text
+    from training.experiments.saved import read_report
 
     from_runs = not parsed.experiment.is_file()
     if from_runs and not parsed.experiment.is_dir():
@@ -55,48 +54,61 @@ def run(parsed: argparse.Namespace) -> None:
         raise ValueError("--fresh-seed is not negative, and goes with the folder of an experiment")
     if (parsed.cells != "*" or parsed.add) and not from_runs:
         raise ValueError("--cells and --add are about runs: give the folder of an experiment")
-    others = {path: _load(path) for path in parsed.add}  # before any work
-    for path, other in others.items():
-        if "preset" not in other:
-            raise ValueError(f"--add {path}: that is a comparison, not the report of an experiment")
-    fresh = None if parsed.fresh_seed is None else _evaluate(parsed.experiment, parsed.fresh_seed, parsed.cells)
-    report = collect(parsed.experiment, fresh=fresh, cells=parsed.cells) if from_runs else _load(parsed.experiment)
-    for path, other in others.items():
-        report = fill_in(report, other, str(path))
+    report = _collect(parsed) if from_runs else read_report(parsed.experiment)
     out = parsed.out or (parsed.experiment / "report" if from_runs else parsed.experiment.parent)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"cannot write to {out}: {error.strerror or error}") from error
     if "problems" in report:
-        _copy(parsed.experiment.with_name(PICTURE), out / PICTURE)
-        write_comparison(report, out)
-        show({"out": str(out), "problems": [found["problem"] for found in report["problems"]]}, parsed.json)
+        _write_comparison(parsed, report, out)
         return
+    for name in (REPORT, PAGE):
+        check_writable(out / name)
     if not parsed.no_figures:
-        for path in [*parsed.add] if from_runs else [parsed.experiment]:
+        for path in parsed.add if from_runs else [parsed.experiment]:
             _copy(path.with_name(INITIALISATION), out / INITIALISATION)  # what JSON does not have
         report["figures"] = _draw(report, parsed.experiment if from_runs else None, out)
-    with written_whole(out / REPORT) as file:
-        file.write((json.dumps(report, indent=1, allow_nan=False) + "\n").encode())
-    write_page(report, out)
+    texts = {REPORT: json.dumps(report, indent=1, allow_nan=False) + "\n", PAGE: page_text(report)}
+    for name, text in texts.items():  # both are made before either is written
+        with written_whole(out / name) as file:
+            file.write(text.encode())
     cells = {row["cell"]: row["status"] for table in report["tables"] for row in table["rows"]}
     complete = sum(status in ("done", "diverged") for status in cells.values())
-    show({"cells": len(cells), "complete": complete, "out": str(out), "figures": list(report["figures"])}, parsed.json)
+    added = {"added": len(report["added"])} if parsed.add else {}
+    told = {"cells": len(cells), "complete": complete, **added, "out": str(out), "figures": list(report["figures"])}
+    show(told, parsed.json)
 
 
-def _load(path: Path) -> dict[str, Any]:
-    from training.experiments.comparison import is_comparison
+def _collect(parsed: argparse.Namespace) -> dict[str, Any]:
+    """The report of a folder, with what `--add` and `--fresh-seed` ask for."""
+    from training.experiments.report import collect
+    from training.experiments.saved import fill_in, read_report
 
-    try:
-        report = json.loads(path.read_text())
-        whole = {"preset", "text", "tables", "curves", "protocol", "figures", "circumstances"}
-        known = whole <= set(report) or is_comparison(report)
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} cannot be read as a report: {error}") from error
-    if not known:
-        raise ValueError(f"{path} is no report of fem-frames: give a report.json, or the folder of an experiment")
-    return dict(report)
+    others = {path: read_report(path) for path in parsed.add}
+    for path, other in others.items():
+        if "problems" in other:
+            raise ValueError(f"--add {path}: that is a comparison, not the report of an experiment")
+
+    def filled(fresh: dict[str, Any] | None) -> dict[str, Any]:
+        report = collect(parsed.experiment, fresh=fresh, cells=parsed.cells)
+        for path, other in others.items():
+            report = fill_in(report, other, str(path))
+        return report
+
+    if parsed.fresh_seed is None:
+        return filled(None)
+    cells = _cells(parsed)
+    filled({cell.name: {"seed": parsed.fresh_seed} for cell in cells})  # what does not fit is found before the work
+    return filled(_evaluate(cells, parsed.fresh_seed))
+
+
+def _write_comparison(parsed: argparse.Namespace, record: dict[str, Any], out: Path) -> None:
+    from training.experiments.comparison import PICTURE, write_comparison
+
+    _copy(parsed.experiment.with_name(PICTURE), out / PICTURE)
+    write_comparison(record, out)
+    show({"out": str(out), "problems": [found["problem"] for found in record["problems"]]}, parsed.json)
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -105,12 +117,16 @@ def _copy(source: Path, target: Path) -> None:
             file.write(source.read_bytes())
 
 
-def _evaluate(experiment: Path, seed: int, chosen: str) -> dict[str, Any]:
-    from training.experiments.fresh import evaluate_fresh
+def _cells(parsed: argparse.Namespace) -> list[Any]:
     from training.experiments.protocol import PRESETS
     from training.experiments.runner import preset_of
 
-    cells = PRESETS[preset_of(experiment)].cells(experiment, cells=chosen)
+    return PRESETS[preset_of(parsed.experiment)].cells(parsed.experiment, cells=parsed.cells)
+
+
+def _evaluate(cells: list[Any], seed: int) -> dict[str, Any]:
+    from training.experiments.fresh import evaluate_fresh
+
     with progress_bar("evaluated", wanted=True) as progress:
         return evaluate_fresh(cells, seed, progress)
 

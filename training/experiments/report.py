@@ -56,6 +56,7 @@ def collect(
         "curves": curves,
         "circumstances": [json.loads(text) for text in sorted(circumstances)],
         "figures": {},
+        "added": [],
     }
 
 
@@ -139,9 +140,13 @@ def _steps_to_excess(cell: Cell) -> dict[str, int | None]:
 # ---- Markdown
 
 
-def write_page(report: Mapping[str, Any], folder: Path) -> None:
+def page_text(report: Mapping[str, Any]) -> str:
     """The report as Markdown."""
-    text = "\n".join(_page(report)) + "\n"
+    return "\n".join(_page(report)) + "\n"
+
+
+def write_page(report: Mapping[str, Any], folder: Path) -> None:
+    text = page_text(report)
     with written_whole(folder / PAGE) as file:
         file.write(text.encode())
 
@@ -161,7 +166,8 @@ def _page(report: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield from (f"- {line}" for line in report["protocol"])
     total = sum(row["seconds"] for row in cells.values())
-    yield f"- {complete} of {len(cells)} cells complete, {duration(total)} of training in all"
+    added = f", {len(report['added'])} of them taken from their reports" if report.get("added") else ""
+    yield f"- {complete} of {len(cells)} cells complete{added}, {duration(total)} of training in all"
     for found in report["circumstances"]:
         machine = found["machine"]
         cores = f", {machine['cores']} cores ({machine['architecture']})" if machine else ""

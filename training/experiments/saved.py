@@ -1,15 +1,49 @@
-"""Joins reports of one experiment whose cells were run at several times or on several machines."""
+"""Reports that were written before: read, checked, and joined where cells were run at several times or places."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from training.experiments.comparison import is_comparison
 from training.experiments.protocol import PRESETS
-from training.experiments.report import protocol_lines
+from training.experiments.report import page_text, protocol_lines
 
 SETTINGS = ("optimizer", "loss_name", "precision", "net", "levels", "seed", "epochs", "steps_per_epoch")
 COMPLETE = ("done", "diverged")
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """What `fem-frames report` or demo_comparison.py wrote, or a ValueError that names the file."""
+    try:
+        report = json.loads(path.read_text(), parse_constant=_refuse)
+        if not isinstance(report, dict):
+            raise ValueError("it is no JSON object")
+        if not is_comparison(report):
+            _check_whole(report)
+    except KeyError as error:
+        raise ValueError(f"{path} cannot be read as a report: it has no {error.args[0]!r}") from error
+    except (OSError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read as a report: {error}") from error
+    return report
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(f"{constant} is no number of a report")
+
+
+def _check_whole(report: Mapping[str, Any]) -> None:
+    """An error if the page or the figures of the report could not be made."""
+    page_text(report)
+    if report["preset"] not in PRESETS or not isinstance(report["protocol"], list):
+        raise ValueError("its preset or protocol is none that this fem-frames knows")
+    for row in (row for table in report["tables"] for row in table["rows"]):
+        for key in SETTINGS:
+            row[key]
+        if any(len([float(number) for number in point]) != 3 for point in report["curves"][row["cell"]]):
+            raise ValueError(f"the curve of {row['cell']} has no triples of step, seconds and loss")
 
 
 def fill_in(report: Mapping[str, Any], other: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -34,7 +68,8 @@ def fill_in(report: Mapping[str, Any], other: Mapping[str, Any], name: str) -> d
     if taken:
         circumstances += [known for known in other["circumstances"] if known not in circumstances]
     curves = {cell: (other if cell in taken else report)["curves"][cell] for cell in report["curves"]}
-    return {**report, "tables": tables, "curves": curves, "circumstances": circumstances}
+    added = sorted({*report.get("added", []), *taken})
+    return {**report, "tables": tables, "curves": curves, "circumstances": circumstances, "added": added}
 
 
 def _check_protocol(report: Mapping[str, Any], other: Mapping[str, Any], name: str) -> None:
