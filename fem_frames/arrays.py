@@ -190,7 +190,7 @@ class FrameArrays:
             wrong = f"its quadrature_degree is {problem.quadrature_degree}, not {self.record['quadrature_degree']}"
         elif problem.regions is not None and not np.array_equal(problem.regions(self.centres), self.regions):
             wrong = "its regions are others"
-        elif not np.allclose(problem.boundary_values(problem.dirichlet_value, self.points), self.fields[0].lift[-1]):
+        elif not np.allclose(problem.boundary_values("dirichlet_value", self.points), self.fields[0].lift[-1]):
             wrong = "its dirichlet_value is another"
         elif problem.neumann_value == 0.0 and (
             self.neumann_load.any() or any(f.lift[-1].any() for f in self.fields[1:])

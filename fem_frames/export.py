@@ -102,7 +102,7 @@ def essential_data(hierarchy: MeshHierarchy, problem: Problem, formulation: str)
     lift = np.zeros(len(hierarchy.points))
     if problem.dirichlet_value != 0.0:
         # Interpolated everywhere, not only on the boundary: a smooth lift loses no digits in half precision.
-        lift = problem.boundary_values(problem.dirichlet_value, hierarchy.points).copy()
+        lift = problem.boundary_values("dirichlet_value", hierarchy.points).copy()
     u = EssentialData("u", 0, fixed, tuple(lift[: len(mask)].copy() for mask in fixed))
     if formulation == "energy":
         return (u,)
@@ -131,12 +131,12 @@ def neumann_load(hierarchy: MeshHierarchy, problem: Problem, formulation: str) -
     facets = hierarchy.finest.facets[~hierarchy.dirichlet_facets(problem)[hierarchy.finest.facet_origin]]
     d = hierarchy.dimension
     if d == 1:
-        np.add.at(load, facets[:, 0], problem.boundary_values(problem.neumann_value, hierarchy.points[facets[:, 0]]))
+        np.add.at(load, facets[:, 0], problem.boundary_values("neumann_value", hierarchy.points[facets[:, 0]]))
         return load
     hats, weights = door.barycentric_quadrature(d - 1, problem.quadrature_degree)  # (Q, d), (Q,)
     corners = hierarchy.points[facets]  # (F, d, d)
     x = np.einsum("qn,fnd->fqd", hats, corners)
-    h = problem.boundary_values(problem.neumann_value, x.reshape(-1, d)).reshape(x.shape[:2])
+    h = problem.boundary_values("neumann_value", x.reshape(-1, d)).reshape(x.shape[:2])
     np.add.at(load, facets, np.einsum("f,q,fq,qn->fn", _areas(corners), weights, h, hats))
     return load
 

@@ -161,10 +161,10 @@ def _given_fluxes(problem: Problem, level: FluxLevel) -> Floats:
     inside = level.points[level.cells[owner[level.fixed]]].mean(axis=1)
     outward = np.sign((normal * (level.points[facets].mean(axis=1) - inside)).sum(axis=1))
     if d == 1:
-        return outward * problem.boundary_values(problem.neumann_value, level.points[facets[:, 0]])
+        return outward * problem.boundary_values("neumann_value", level.points[facets[:, 0]])
     hats, weights = door.barycentric_quadrature(d - 1, problem.quadrature_degree)  # (Q, d), (Q,)
     x = np.einsum("qn,fnd->fqd", hats, level.points[facets])
-    h = problem.boundary_values(problem.neumann_value, x.reshape(-1, d)).reshape(x.shape[:2])
+    h = problem.boundary_values("neumann_value", x.reshape(-1, d)).reshape(x.shape[:2])
     return np.asarray(outward * np.linalg.norm(normal, axis=1) * (h @ weights))
 
 

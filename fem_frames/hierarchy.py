@@ -170,7 +170,7 @@ class MeshHierarchy:
         """For every level (N,) whether u is given at a point."""
         on_part = self.dirichlet_facets(problem)
         if not on_part.any():
-            raise ValueError("u is given nowhere on the boundary, so it is not unique: make a part of it Dirichlet")
+            raise ValueError("u is given on no facet of the boundary, so it is not unique: make a part of it Dirichlet")
         self._check_components(self.levels[0].facets[on_part])
         fixed = []
         for level in self.levels:

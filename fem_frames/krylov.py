@@ -46,7 +46,9 @@ def choose_solver(formulation: str, solver: str | None, dimension: int | None = 
         raise ValueError(f"solver is {solver!r}; choose from {', '.join(SOLVERS)}")
     if solver == "cg" and formulation != "energy" and dimension in (1, 3):
         other = ", or `fem_frames.solve`, which needs none" if dimension == 3 else ""
-        raise ValueError(f"least squares has no multigrid in dimension {dimension}; use solver='lu'{other}")
+        raise ValueError(
+            f"least squares has no multigrid in dimension {dimension}; use solver='lu' (--solver lu){other}"
+        )
     return solver
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -245,11 +245,17 @@ class Problem:
                 np.asarray(list(self.dirichlet) if isinstance(self.dirichlet, set) else self.dirichlet)
             )
             if not np.issubdtype(tags.dtype, np.integer):
-                raise ValueError(f"dirichlet is {self.dirichlet!r}; give 'all', facet tags (1, 2), or a function of x")
+                raise ValueError(
+                    f"dirichlet is {self.dirichlet!r}; give 'all', at least one facet tag, (1, 2), or a function of x"
+                )
             object.__setattr__(self, "dirichlet", tuple(int(tag) for tag in tags))
         for name in ("dirichlet_value", "neumann_value", "source"):
             if not callable(getattr(self, name)) and np.ndim(getattr(self, name)) != 0:
                 raise ValueError(f"{name} must be a number or a function")
+        if isinstance(self.dirichlet, str) and (callable(self.neumann_value) or self.neumann_value != 0):
+            raise ValueError(
+                "neumann_value is given, but u is on all of the boundary: choose a part of it as dirichlet"
+            )
         try:
             json.dumps(dict(self.options))
         except (TypeError, ValueError) as error:
@@ -348,11 +354,18 @@ class Problem:
             raise ValueError(f"f is not finite for sample {sample} at x = {np.round(points[cell, q], 6).tolist()}")
         return f
 
-    def boundary_values(self, data: float | Callable[[Floats], npt.ArrayLike], points: Floats) -> Floats:
+    def boundary_values(self, name: Literal["dirichlet_value", "neumann_value"], points: Floats) -> Floats:
         """(n,) values of g or h at points (n, d)."""
-        values = _spread(data(points) if callable(data) else data, points.shape[:1], "boundary data")
+        data = getattr(self, name)
+        try:
+            values = np.broadcast_to(np.asarray(data(points) if callable(data) else data, np.float64), len(points))
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            raise ValueError(
+                f"{name} cannot be evaluated: {why}; it is a number or a function of x (n, d), x[:, i], with n values"
+            ) from error
         if not np.isfinite(values).all():
-            raise ValueError(f"boundary data are not finite at x = {points[~np.isfinite(values)][0].tolist()}")
+            raise ValueError(f"{name} is not finite at x = {points[~np.isfinite(values)][0].tolist()}")
         return values
 
 

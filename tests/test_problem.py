@@ -83,6 +83,21 @@ def test_bad_parameters_are_named(y, message):
         make_problem("quarters").check_parameters(y)
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (lambda x, y: x, "neumann_value cannot be evaluated: TypeError"),
+        (lambda x: x[:, 7], "neumann_value cannot be evaluated: IndexError"),
+        (lambda x: np.ones(3), r"neumann_value cannot be evaluated: ValueError.* x\[:, i\], with n values"),
+        (lambda x: np.full(len(x), np.inf), r"neumann_value is not finite at x = \[0.0, 0.0\]"),
+    ],
+)
+def test_bad_boundary_data_are_named(value, message):
+    problem = square(dirichlet=lambda x: x[:, 0] < 0.5, neumann_value=value)
+    with pytest.raises(ValueError, match=message):
+        problem.boundary_values("neumann_value", np.zeros((4, 2)))
+
+
 @pytest.mark.parametrize("levels", [0, -1, 1, 2.5, "3", True])
 def test_bad_levels_are_refused(levels):
     with pytest.raises(ValueError, match="levels"):
@@ -102,6 +117,8 @@ def test_bad_levels_are_refused(levels):
         (lambda: Uniform((0.0,), (1.0, 2.0)), "as many lower as upper"),
         (lambda: square(dirichlet="left"), "dirichlet is 'left'"),
         (lambda: square(dirichlet=2.5), "dirichlet is 2.5"),
+        (lambda: square(dirichlet=()), "at least one facet tag"),
+        (lambda: square(neumann_value=1.0), "choose a part of it as dirichlet"),
         (lambda: square(dirichlet_value=np.ones(3)), "dirichlet_value must be a number or a function"),
         (lambda: square(options={"a": np.ones(2)}), "recorded as JSON"),
         (lambda: square(quadrature_degree=1), "quadrature_degree is 1; a whole number of at least 2"),
