@@ -1,10 +1,11 @@
-"""What the paper's nets with prolongations cannot represent, however they are trained.
+"""How far the paper's nets with prolongations can get, however they are trained.
 
     python demos/demo_separate_frame.py [--out FOLDER] [--levels 10] [--trained 6] [--epochs 1500]
 
 In the separate frame representation the net of each level starts on the coarsest one and is prolonged. On four quarters
-of an interval the coarsest level has one inner point, so such a net sees y through one number. This demo computes how
-much that costs: a bound for the loss, found without training, beside the losses of trained nets.
+of an interval the coarsest level has one inner point, so such a net sees y through one number. This demo looks for the
+best functions of that kind, without a net, and sets trained nets beside them. The search is local: no proof, but a hint
+where more training is in vain.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from training import Configuration, train
 
 parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
 parser.add_argument("--out", type=Path, default=Path("results"), help="folder for runs and picture; default: results")
-parser.add_argument("--levels", type=int, default=10, help="bounds up to this J, for every second; default: 10")
+parser.add_argument("--levels", type=int, default=10, help="search up to this J, for every second; default: 10")
 parser.add_argument("--trained", type=int, default=6, help="nets are trained up to this J; default: 6")
 parser.add_argument("--epochs", type=int, default=1500, help="training steps; default: 1500")
 arguments = parser.parse_args()
@@ -100,7 +101,7 @@ def searched(data, directions):
 
 print("(LS) on four quarters: excess of the test loss over its floor")
 seen, new = solutions(SAMPLES, seed=1), solutions(SAMPLES, seed=2)
-bounds, directions, generator = {}, torch.empty(0, 4), torch.Generator().manual_seed(0)
+best, directions, generator = {}, torch.empty(0, 4), torch.Generator().manual_seed(0)
 for J in range(4, arguments.levels + 1, 2):
     # The search is local: from the best of fewer levels and two new directions, and from the four axes among new ones.
     random = torch.randn(J + 2, 4, generator=generator)
@@ -108,8 +109,8 @@ for J in range(4, arguments.levels + 1, 2):
     if J > 4:
         starts.append(torch.cat([directions, random[J:]]))
     directions = min((searched(seen, start) for start in starts), key=lambda found: float(excess(seen, found)[0]))
-    bounds[J] = float(excess(new, directions, excess(seen, directions)[1])[0])
-    print(f"  J = {J:2}: sums of {J:2} functions of one number each   {bounds[J]:.1e}", flush=True)
+    best[J] = float(excess(new, directions, excess(seen, directions)[1])[0])
+    print(f"  J = {J:2}: sums of {J:2} functions of one number each   {best[J]:.1e}", flush=True)
 
 
 # ---- 2. Trained nets -----------------------------------------------------------------------------------
@@ -130,17 +131,17 @@ for J in range(4, arguments.trained + 1, 2):
         run = arguments.out / "separate_frame" / f"{net}-{J}"
         values[J] = train(configuration, run, force=True, quiet=True)["test"]["excess"]
         print(f"  J = {J:2}: {net} net after {arguments.epochs} steps{values[J]:{25 - len(net)}.1e}", flush=True)
-assert all(found["separate-frame"][J] > 0.8 * bounds[J] for J in found["separate-frame"])
-assert list(bounds.values()) == sorted(bounds.values(), reverse=True)
+assert all(found["separate-frame"][J] > 0.8 * best[J] for J in found["separate-frame"])
+assert list(best.values()) == sorted(best.values(), reverse=True)
 
 
 # ---- 3. The picture ------------------------------------------------------------------------------------
 
 figure, axes = pyplot().subplots(figsize=(6.4, 4.4), layout="constrained")
-axes.semilogy(list(bounds), list(bounds.values()), "k--", label="best sum of J functions of one number each, found")
+axes.semilogy(list(best), list(best.values()), "k--", label="best sum of J functions of one number each, found")
 for (net, values), style in zip(found.items(), ("o", "D"), strict=True):
     axes.semilogy(list(values), list(values.values()), style, label=f"{net} net, trained")
-axes.set(xlabel="levels J", ylabel="test loss above its floor", title="What a net sees of y bounds what it can learn")
+axes.set(xlabel="levels J", ylabel="test loss above its floor", title="What a net sees of y limits what it can learn")
 axes.grid(alpha=0.3, which="both")
 axes.legend()
 save(figure, arguments.out / "separate_frame.png")
