@@ -16,7 +16,7 @@ from training.experiments.figures import draw_figures
 from training.experiments.fresh import evaluate_fresh
 from training.experiments.initialisation import random_functions
 from training.experiments.protocol import PRESETS, Row, Table
-from training.experiments.report import collect, write_page
+from training.experiments.report import collect, write_report
 from training.experiments.runner import claim
 from training.experiments.saved import fill_in, read_report
 from training.surrogate import Surrogate
@@ -60,7 +60,7 @@ def test_a_report_says_what_is_there_and_what_is_missing(experiment):
 def test_the_page_has_our_values_beside_those_of_the_paper(experiment, tmp_path):
     preset, out = experiment
     report = collect(out, preset) | {"figures": {"table-2.png": "a picture"}}
-    write_page(report, tmp_path)
+    write_report(report, tmp_path)
     page = (tmp_path / "report.md").read_text()
     loss = result_of(out / "full-adam-stable-float32")["loss"]
     line = next(x for x in page.splitlines() if "full-adam-stable-float32" in x)
@@ -84,7 +84,7 @@ def test_nets_are_evaluated_on_new_samples_as_the_command_does_it(experiment):
 
 def test_the_pages_in_docs_say_what_their_json_says(tmp_path):
     for path in (ROOT / "docs" / "results").glob("*/report.json"):
-        write_page(json.loads(path.read_text()), tmp_path)
+        write_report(json.loads(path.read_text()), tmp_path)
         assert path.with_name("report.md").read_text() == (tmp_path / "report.md").read_text()
     for path in (ROOT / "docs" / "results").glob("*/comparison.json"):
         (tmp_path / "comparison.png").touch()
@@ -103,7 +103,7 @@ def test_a_page_says_where_a_run_diverged_or_had_other_settings(tmp_path):
     report = collect(tmp_path, replace(PRESETS["cpu"], make=lambda preset: [table]))
     report["figures"] = draw_figures(report, tmp_path)
     assert list(report["figures"]) == ["table-1.png"]
-    write_page(report, tmp_path)
+    write_report(report, tmp_path)
     page = (tmp_path / "report.md").read_text()
     failure = json.loads((cells[0].folder / "failure.json").read_text())
     assert f"not finite at step {failure['step'] + 1}" in page

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,7 @@ def add(subparsers: Any) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
-    from training.experiments.report import PAGE, REPORT, page_text
+    from training.experiments.report import PAGE, REPORT, write_report
     from training.experiments.saved import read_report
 
     from_runs = not parsed.experiment.is_file()
@@ -69,10 +68,7 @@ def run(parsed: argparse.Namespace) -> None:
         for path in parsed.add if from_runs else [parsed.experiment]:
             _copy(path.with_name(INITIALISATION), out / INITIALISATION)  # what JSON does not have
         report["figures"] = _draw(report, parsed.experiment if from_runs else None, out)
-    texts = {REPORT: json.dumps(report, indent=1, allow_nan=False) + "\n", PAGE: page_text(report)}
-    for name, text in texts.items():  # both are made before either is written
-        with written_whole(out / name) as file:
-            file.write(text.encode())
+    write_report(report, out)
     cells = {row["cell"]: row["status"] for table in report["tables"] for row in table["rows"]}
     complete = sum(status in ("done", "diverged") for status in cells.values())
     added = {"added": len(report["added"])} if parsed.add else {}

@@ -145,10 +145,12 @@ def page_text(report: Mapping[str, Any]) -> str:
     return "\n".join(_page(report)) + "\n"
 
 
-def write_page(report: Mapping[str, Any], folder: Path) -> None:
-    text = page_text(report)
-    with written_whole(folder / PAGE) as file:
-        file.write(text.encode())
+def write_report(report: Mapping[str, Any], folder: Path) -> None:
+    """JSON and page, both made before either is written."""
+    texts = {REPORT: json.dumps(report, indent=1, allow_nan=False) + "\n", PAGE: page_text(report)}
+    for name, text in texts.items():
+        with written_whole(folder / name) as file:
+            file.write(text.encode())
 
 
 def _page(report: Mapping[str, Any]) -> Iterator[str]:
