@@ -26,7 +26,8 @@ class CoefficientNet(nn.Module, ABC):
     """y (B, p) to frame coefficients (B, Nhat).
 
     `box` maps y to [-1, 1]^p first; `level_decay` s scales the coefficients of level j by 2^(-s j), s = 0 being the
-    paper: those of smooth solutions decay with the level, the steps of Adam and the like do not.
+    paper: those of smooth solutions decay with the level, the steps of Adam and the like do not. `prolongations` and
+    `start_level` are for nets that are prolonged.
     """
 
     name: ClassVar[str]
@@ -44,6 +45,7 @@ class CoefficientNet(nn.Module, ABC):
         level_decay: float = 0.0,
         first_level: int = 0,
         prolongations: Prolongations | None = None,
+        start_level: int | None = None,
     ) -> None:
         super().__init__()
         self.level_sizes = {name: tuple(sizes) for name, sizes in level_sizes.items()}
@@ -56,17 +58,17 @@ class CoefficientNet(nn.Module, ABC):
         # Not buffers, which would be rounded with the net: y is mapped before it is rounded to the net's precision.
         self._centre, self._half_width = (low + high) / 2, (high - low) / 2
         self._on_device: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
-        self.level_decay = level_decay
+        self.level_decay, self.first_level = level_decay, first_level
         decay = [
             torch.full((size,), 2.0 ** (-level_decay * (first_level + j)))
             for sizes in self.level_sizes.values()
             for j, size in enumerate(sizes)
         ]
         self.register_buffer("decay", torch.cat(decay)[:, None], persistent=False)  # (Nhat, 1)
-        self.build(parameters, prolongations)
+        self.build(parameters, prolongations, start_level)
 
     @abstractmethod
-    def build(self, parameters: int, prolongations: Prolongations | None) -> None:
+    def build(self, parameters: int, prolongations: Prolongations | None, start_level: int | None) -> None:
         """Makes the layers."""
 
     @abstractmethod
@@ -116,7 +118,8 @@ class FullResNet(CoefficientNet):
 
     name = "full"
 
-    def build(self, parameters: int, prolongations: Prolongations | None) -> None:
+    def build(self, parameters: int, prolongations: Prolongations | None, start_level: int | None) -> None:
+        _refuse(start_level, self.name)
         width = sum(map(sum, self.level_sizes.values()))
         self.layers = _chain(Dense(parameters, width), _blocks(width, self.rank, self.blocks))
 
@@ -130,7 +133,8 @@ class SeparateResNets(CoefficientNet):
 
     name = "separate"
 
-    def build(self, parameters: int, prolongations: Prolongations | None) -> None:
+    def build(self, parameters: int, prolongations: Prolongations | None, start_level: int | None) -> None:
+        _refuse(start_level, self.name)
         self.nets = nn.ModuleList(
             _chain(Dense(parameters, size), _blocks(size, self.rank, self.blocks))
             for sizes in self.level_sizes.values()
@@ -147,12 +151,15 @@ class SeparateFrameNets(CoefficientNet):
 
     Before the first prolongation there are none, unlike in the paper's figure: its parameter count says so.
     All nets that pass a level have blocks of one shape there, and are evaluated together.
+
+    The paper's nets see y through the coarsest level, which may have a single free point. With a `start_level` s the
+    net of level j starts on level min(j, s) instead; with s = J none is prolonged.
     """
 
     name = "separate-frame"
     default_blocks = 4
 
-    def build(self, parameters: int, prolongations: Prolongations | None) -> None:
+    def build(self, parameters: int, prolongations: Prolongations | None, start_level: int | None) -> None:
         self.nets = nn.ModuleList()  # one of `LevelNets` for each field
         for field, sizes in self.level_sizes.items():
             steps = [] if prolongations is None else list(prolongations.get(field, []))
@@ -162,33 +169,47 @@ class SeparateFrameNets(CoefficientNet):
                     "pass those of frame.P"
                 )
             first = next(j for j, size in enumerate(sizes) if size)  # coarse levels may have no free point
-            self.nets.append(LevelNets(parameters, sizes[first:], steps[first:], self.rank, self.blocks))
+            start = 0 if start_level is None else start_level - self.first_level
+            if not 0 <= start < len(sizes):
+                finest = self.first_level + len(sizes) - 1
+                raise ValueError(f"start_level is {start_level}, but levels are {self.first_level} to {finest}")
+            start = max(start - first, 0)
+            self.nets.append(LevelNets(parameters, sizes[first:], steps[first:], self.rank, self.blocks, start))
 
     def coefficients(self, x: Tensor) -> Tensor:
         return torch.cat([net(x) for net in self.nets])
 
 
 class LevelNets(nn.Module):
-    """The nets of one field, x (p, B) to coefficients of all its levels.
+    """The nets of one field, x (p, B) to coefficients of all its levels; nets are prolonged from the level `start`.
 
-    Net j is a dense layer into the coarsest level, then for each level up to j a prolongation and blocks; that of the
-    coarsest level has its blocks without a prolongation. Those that are still on the way at a level are one batch.
+    Net j is a dense layer into that level, then for each level up to j a prolongation and blocks. Up to `start` it is a
+    dense layer and blocks, without a prolongation. Those that are still on the way at a level are one batch.
     """
 
     def __init__(
-        self, parameters: int, sizes: Sequence[int], prolongations: Sequence[Prolongation], rank: int, blocks: int
+        self,
+        parameters: int,
+        sizes: Sequence[int],
+        prolongations: Sequence[Prolongation],
+        rank: int,
+        blocks: int,
+        start: int = 0,
     ) -> None:
         super().__init__()
-        self._prolongations = tuple(prolongations)
-        self.first = Dense(parameters, sizes[0], len(sizes))
+        self._prolongations = tuple(prolongations[start:])
+        self.coarse = nn.ModuleList(
+            _chain(Dense(parameters, size), _blocks(size, rank, blocks)) for size in sizes[:start]
+        )
+        self.first = Dense(parameters, sizes[start], len(sizes) - start)
         self.levels = nn.ModuleList(
-            _chain([ResBlock(size, rank, len(sizes) - j if j else 1) for _ in range(blocks)])
-            for j, size in enumerate(sizes)
+            _chain([ResBlock(size, rank, len(sizes) - start - j if j else 1) for _ in range(blocks)])
+            for j, size in enumerate(sizes[start:])
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        z = self.first(x.expand(len(self.levels), *x.shape))  # (G, n_0, B)
-        found = [self.levels[0](z[:1])[0]]
+        z = self.first(x.expand(len(self.levels), *x.shape))  # (G, n_start, B)
+        found = [*(net(x) for net in self.coarse), self.levels[0](z[:1])[0]]
         for P, blocks in zip(self._prolongations, list(self.levels)[1:], strict=True):
             z = blocks(_prolonged(P, z[1:]))  # (G - 1, n_j, B): the first has arrived
             found.append(z[0])
@@ -220,6 +241,11 @@ def _chain(*layers: nn.Module | list[nn.Module]) -> nn.Sequential:
 
 def _blocks(width: int, rank: int, count: int) -> list[nn.Module]:
     return [ResBlock(width, rank) for _ in range(count)]
+
+
+def _refuse(start_level: int | None, name: str) -> None:
+    if start_level is not None:
+        raise ValueError(f"start_level is for nets that are prolonged, as separate-frame is; leave it out with {name}")
 
 
 def _check(parameters: int, level_sizes: dict[str, tuple[int, ...]], rank: int, blocks: int) -> None:

@@ -126,11 +126,13 @@ def test_prolonged_nets_start_where_there_are_free_points():
 
 
 @pytest.mark.parametrize("kind", ["interval, LS", "interval, LS, level 0", "square"])
-def test_prolonged_nets_are_the_papers_one_by_one(kind):
+@pytest.mark.parametrize("later", [None, 0, 1, 2])
+def test_prolonged_nets_are_the_papers_one_by_one(kind, later):
     """Evaluated together they are what each is by itself: dense layer, then prolongation and blocks up to its level."""
     problem, arrays = case(kind)
     frame = Frame.from_arrays(arrays, "float64")
-    net = build("separate-frame", problem, arrays, torch.float64, rank=3, blocks=2)
+    start_level = None if later is None else arrays.first_level + later
+    net = build("separate-frame", problem, arrays, torch.float64, rank=3, blocks=2, start_level=start_level)
     with torch.no_grad():
         for p in net.parameters():
             p.normal_(generator=torch.Generator().manual_seed(p.numel()))  # biases too
@@ -139,16 +141,47 @@ def test_prolonged_nets_are_the_papers_one_by_one(kind):
     expected = []
     for field, nets in zip(frame.level_sizes, net.nets, strict=True):
         levels = [arrays.first_level + j for j, size in enumerate(frame.level_sizes[field]) if size]
-        for own in range(len(levels)):
+        start = sum(level < arrays.first_level + (later or 0) for level in levels)
+        assert len(nets.coarse) == start
+        for dense, *blocks in nets.coarse:
+            z = silu(dense.W @ y.T + dense.b[:, None])
+            for block in blocks:
+                z = z + block.A @ silu(block.W @ z + block.b[:, None]) + block.c[:, None]
+            expected.append(z)
+        for own in range(len(levels) - start):
             z = silu(nets.first.W[own] @ y.T + nets.first.b[own])
             for place in range(0 if own == 0 else 1, own + 1):
                 if place:
-                    z = frame.P(levels[place], field).to_dense() @ z
+                    z = frame.P(levels[start + place], field).to_dense() @ z
                 for block in nets.levels[place]:
                     W, b, A, c = (p[own - place] for p in (block.W, block.b, block.A, block.c))
                     z = z + A @ silu(W @ z + b) + c
             expected.append(z)
     torch.testing.assert_close(net(y), torch.cat(expected).T, rtol=1e-10, atol=1e-10)
+
+
+def test_nets_that_start_on_the_finest_level_are_the_separate_ones():
+    problem, arrays = case("interval, LS")
+    own = build("separate-frame", problem, arrays, torch.float64, blocks=3, start_level=arrays.finest_level)
+    separate = build("separate", problem, arrays, torch.float64, blocks=3)
+    assert own.parameter_count() == separate.parameter_count()
+    with torch.no_grad():
+        for p, q in zip(own.parameters(), separate.parameters(), strict=True):
+            p.copy_(q.view_as(p))
+    y = samples(problem, 3, torch.float64)
+    torch.testing.assert_close(own(y), separate(y))
+
+
+def test_a_later_start_lets_more_of_y_through():
+    """From the coarsest level, with one free point, u sees y through one number; from level 3, with 7, all of it."""
+    problem, arrays = case("interval")
+    y = samples(problem, 1, torch.float64)
+    ranks = []
+    for start_level in (arrays.first_level, 3):
+        net = build("separate-frame", problem, arrays, torch.float64, start_level=start_level)
+        finest = torch.autograd.functional.jacobian(net, y)[0, -arrays.families[0].level_sizes[-1] :, 0]  # (n_J, p)
+        ranks.append(int(torch.linalg.matrix_rank(finest)))
+    assert ranks == [1, 4]
 
 
 @pytest.mark.parametrize(
@@ -158,6 +191,9 @@ def test_prolonged_nets_are_the_papers_one_by_one(kind):
         ("full", {"rank": 0}, "rank is 0; a whole number of at least 1"),
         ("full", {"blocks": -1}, "blocks is -1"),
         ("separate-frame", {"prolongations": None}, "needs the 4 prolongations of u, not 0"),
+        ("separate-frame", {"start_level": 6}, "start_level is 6, but levels are 1 to 5"),
+        ("separate-frame", {"start_level": 0}, "start_level is 0, but levels are 1 to 5"),
+        ("separate", {"start_level": 2}, "start_level is for nets that are prolonged"),
     ],
 )
 def test_bad_nets_are_refused(name, options, message):

@@ -23,7 +23,7 @@ RUNS = {
     "1D": dict(problem="quarters", formulation="least-squares", levels=5, **SMOOTH),
     "2D": dict(problem="checkerboard", levels=4, **SMOOTH),
     "nodal": dict(problem="checkerboard", levels=3, loss="nodal", optimizer="soap", epochs=300, net="separate"),
-    "prolonged": dict(problem="checkerboard", levels=3, net="separate-frame", **SMOOTH),
+    "prolonged": dict(problem="checkerboard", levels=3, net="separate-frame", start_level=2, **SMOOTH),
     "half": dict(problem="quarters", levels=3, precision="float16", mixed=True, **SMOOTH),
 }
 

@@ -26,7 +26,7 @@ _AT_LEAST_ONE = (
     *("evaluate_every", "checkpoint_every", "log_every"),
 )
 _NOT_NEGATIVE = (
-    *("epochs", "blocks", "test_samples", "minimum_rate", "first_level"),
+    *("epochs", "blocks", "test_samples", "minimum_rate", "first_level", "start_level"),
     *("seed", "net_seed", "sample_seed", "test_seed"),
 )
 
@@ -56,6 +56,8 @@ class Configuration:
     """Rank of the residual blocks."""
     blocks: int | None = None
     """Residual blocks, for separate-frame after each prolongation; default: 8, for separate-frame 4."""
+    start_level: int | None = None
+    """With separate-frame: the level that nets of finer ones start on; default: the coarsest, as in the paper."""
     map_inputs: bool = True
     """Map parameters to [-1, 1] by their box."""
     level_decay: float = 0.0
@@ -222,6 +224,8 @@ class Configuration:
             raise ValueError(f"mixed goes with float16 or bfloat16, not with {self.precision}: change one of them")
         if loss.nodal and self.level_decay:
             raise ValueError(f"the loss {self.loss} has no levels that could decay: leave level_decay at 0")
+        if self.start_level is not None and (self.net != "separate-frame" or loss.nodal):
+            raise ValueError("start_level is for the net separate-frame and losses with a frame: leave it out")
         if abs(self.level_decay) > 10:
             raise ValueError(f"level_decay is {self.level_decay}; give a number between -10 and 10, such as 1")
         if loss.supervised and self.sampling not in (None, "fixed"):

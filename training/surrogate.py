@@ -50,6 +50,7 @@ class NetDescription:
     blocks: int
     box: tuple[tuple[float, ...], tuple[float, ...]] | None
     level_decay: float
+    start_level: int | None = None
 
     def build(self, arrays: FrameArrays, device: torch.device, seed: int = 0) -> CoefficientNet:
         """The net with random weights."""
@@ -66,6 +67,7 @@ class NetDescription:
             level_decay=self.level_decay,
             first_level=first_level(arrays, self.nodal),
             prolongations=prolongations(arrays, self.nodal, dtype, device) if prolonged else None,
+            start_level=self.start_level,
         )
         return net.to(device, dtype)
 
@@ -327,4 +329,5 @@ def describe_net(configuration: Any, problem: Problem) -> NetDescription:
         blocks=configuration.blocks,
         box=(parameters.lower, parameters.upper) if bounded else None,  # type: ignore[union-attr]
         level_decay=configuration.level_decay,
+        start_level=configuration.start_level,
     )
