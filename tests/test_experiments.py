@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,8 @@ from training.experiments.overview import Overview, duration, expected_seconds
 from training.experiments.paper import TABLE_1, TABLE_2, TABLE_3
 from training.experiments.protocol import PRESETS, WORDS
 from training.experiments.runner import claim, preset_of, run_cells
+from training.losses import LOSSES
+from training.optimizers import LINE_SEARCH, RATES
 from training.recipes import RECIPES, best
 
 pytestmark = pytest.mark.serial
@@ -124,8 +127,16 @@ def test_a_recipe_yields_to_what_is_given():
     assert "rate" not in best({"optimizer": "adam"})
     assert "level_decay" not in best({"loss": "nodal"})
     assert best({"level_decay": 1.0, "epochs": 3})["level_decay"] == 1.0
-    for given in ({"optimizer": "lbfgs"}, {"loss": "nodal"}, {"precision": "float16", "mixed": False}):
+    assert best({"sampling": "fresh"})["sampling"] == "fresh"
+    for given in ({"precision": "float16", "mixed": False}, {"sampling": "fixed", "training_samples": 100}):
         Configuration(problem="quarters", levels=3, **best(given)).resolved()
+
+
+def test_the_recipe_fits_every_loss_and_optimizer():
+    for loss, optimizer in product(LOSSES, RATES):
+        c = Configuration(problem="quarters", levels=3, **best({"loss": loss, "optimizer": optimizer})).resolved()
+        needs_fixed = LOSSES[loss].supervised or optimizer in LINE_SEARCH
+        assert c.sampling == ("fixed" if needs_fixed else "sobol")
 
 
 # ---- running
