@@ -126,7 +126,8 @@ def test_figures_of_the_best_preset_are_drawn(experiment, tmp_path):
                     row["steps_to_excess"] = {"0.001": None, "0.0001": None, "1e-05": None, "1e-06": None}
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            assert list(draw_figures(report, tmp_path)) == ["table-best.png", "table-ablation.png", "table-levels.png"]
+            names = [f"table-{name}.png" for name in ("best", "ablation", "levels", "start")]
+            assert list(draw_figures(report, tmp_path)) == names
 
 
 def test_the_command_reports_with_figures_and_from_json_alone(experiment, tmp_path, monkeypatch):

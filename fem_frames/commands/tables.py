@@ -22,7 +22,9 @@ def add(subparsers: Any) -> None:
         "quarter of an hour), cpu (J = 10, hours), paper (6000 epochs for all, days), best (beyond the paper: the best "
         "recipe, its ablation, J = 4 to 12).",
     )
-    parser.add_argument("--table", default="all", help="1, 2, 3 or all; preset best: best, ablation, levels or all")
+    parser.add_argument(
+        "--table", default="all", help="1, 2, 3 or all; preset best: best, ablation, levels, start or all"
+    )
     parser.add_argument("--preset", choices=PRESETS, required=True, help="how much is run")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the experiment")
     parser.add_argument(

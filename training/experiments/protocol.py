@@ -177,15 +177,22 @@ def best_tables(preset: Preset) -> list[Table]:
             ("loss", "levels"),
             list(_level_rows(preset)),
         ),
+        Table(
+            "start",
+            f"separate frame nets by the level that they start on, in {START_EPOCHS} epochs",
+            ("net",),
+            list(_start_rows(preset)),
+        ),
     ]
 
 
 SINGLE_LEVELS: dict[str, dict[str, Any]] = {
-    "separate": {"epochs": 6000},
-    "separate-frame": {"epochs": 12000, "rate": 1e-2},
+    "separate": {"net": "separate", "epochs": 6000},
+    "separate-frame": {"net": "separate-frame", "epochs": 12000, "rate": 1e-2},
+    "separate-frame-4": {"net": "separate-frame", "epochs": 6000, "rate": 1e-2, "start_level": 4},
 }
-"""Changes for nets of single levels. SOAP spends its time on matrices, not on their entries, and they have hundreds, so
-they get fewer epochs; those that are prolonged are slow to train, and bear a larger rate."""
+"""Changes for nets of single levels, by the names of their cells. Those that are prolonged bear a larger rate; those
+that start on the coarsest level are slow to train."""
 
 
 def _recipe_rows(preset: Preset) -> Iterator[Row]:
@@ -193,9 +200,21 @@ def _recipe_rows(preset: Preset) -> Iterator[Row]:
         for seed in (0, 1):
             configuration = replace(preset.base, **{**best({"precision": precision}), "seed": seed})
             yield Row((WORDS["full"], precision, str(seed)), f"full-{precision}-{seed}", configuration)
-    for net, change in SINGLE_LEVELS.items():
-        configuration = replace(preset.base, **{**best(), "net": net, **change})
-        yield Row((WORDS[net], "float32", "0"), f"{net}-float32-0", configuration)
+    for name, change in SINGLE_LEVELS.items():
+        c = replace(preset.base, **{**best(), **change})
+        words = WORDS[c.net] + ("" if c.start_level is None else f" from level {c.start_level}")
+        yield Row((words, c.precision, str(c.seed)), f"{name}-float32-0", c)
+
+
+START_LEVELS = range(1, 7)
+START_EPOCHS = 3000
+
+
+def _start_rows(preset: Preset) -> Iterator[Row]:
+    for start in START_LEVELS:
+        change = {**SINGLE_LEVELS["separate-frame"], "epochs": START_EPOCHS, "start_level": start}
+        configuration = replace(preset.base, **{**best(), **change})
+        yield Row((f"from level {start}",), f"start-{start}", configuration)
 
 
 ABLATION: dict[str, dict[str, Any]] = {
@@ -205,7 +224,7 @@ ABLATION: dict[str, dict[str, Any]] = {
     "Adam": {"optimizer": "adam", "rate": 1e-3},
     "inputs not mapped": {"map_inputs": False},
     "rate falls to 3e-5 only": {"minimum_rate": 3e-5},
-    "Sobol points": {"sampling": "sobol"},
+    "random points": {"sampling": "fresh"},
     "batches of 16": {"batch": 16},
     "nodal basis": {"loss": "nodal", "level_decay": 0.0},
 }
