@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,8 @@ def _draw_curves(
     plt = pyplot()
     losses = list(dict.fromkeys(row["loss_name"] for row in table["rows"]))
     kinds = list(dict.fromkeys(row["labels"][0] for row in table["rows"]))
-    figure = plt.figure(figsize=(1.5 + 4.8 * len(losses), 8.6), layout="constrained")
+    width = 1.5 + 4.8 * len(losses)
+    figure = plt.figure(figsize=(width, 8.6), layout="constrained")
     upper, lower = figure.subfigures(2, 1, height_ratios=[8.0, 0.6])
     grid = upper.subplots(2, len(losses), sharey=True, squeeze=False)
     for row in rows:
@@ -78,7 +80,7 @@ def _draw_curves(
     lines = [plt.Line2D([], [], label=text, **look) for text, look in keys]
     lower.legend(handles=lines, loc="center", ncols=min(len(lines), 3 + 2 * len(losses)), fontsize=8)
     crosses = " (×: not finite after that)" if any(row["status"] == "diverged" for row in rows) else ""
-    upper.suptitle(f"Table {table['name']}: {table['title']}{crosses}")
+    upper.suptitle(fill(f"Table {table['name']}: {table['title']}{crosses}", int(9 * width)))
     save(figure, path)
 
 
