@@ -1,4 +1,4 @@
-"""Bad input to the commands of training: one line that names the remedy, exit code 2, nothing overwritten."""
+"""What training tells its users. Bad input: one line that names the remedy, exit code 2, nothing overwritten."""
 
 import json
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fem_frames.commands import main
+from training import Configuration, train
 
 pytestmark = pytest.mark.serial
 SMALL = ["--problem", "quarters", "--formulation", "least-squares", "--levels", "3", "--epochs", "2", "--rank", "2"]
@@ -106,3 +107,21 @@ def test_training_is_measured_by_bench(capsys):
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert [r["dtype"] for r in rows] == ["float32", "float16"]
     assert all(r["step_s"] > 0 and r["net_s"] > 0 and r["ratio"] == r["step_s"] / r["net_s"] for r in rows)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({}, "the nets of u see 4 parameters through 1 number, as many as the coarsest level has"),
+        ({"start_level": 2}, ""),
+        ({"loss": "nodal"}, ""),
+        ({"net": "full"}, ""),
+        ({"problem": "lshape"}, ""),
+    ],
+)
+def test_nets_that_see_little_of_y_are_told_of(tmp_path, capsys, settings, told):
+    chosen = dict(problem="quarters", levels=4, net="separate-frame", epochs=0, test_samples=0) | settings
+    train(Configuration(**chosen), tmp_path / "run")
+    heard = capsys.readouterr().err
+    assert told in heard
+    assert ("--start-level 3" in heard) == bool(told)

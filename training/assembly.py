@@ -20,11 +20,13 @@ from fem_frames.problem import Problem
 from fem_frames.problems import make_problem, recorded_problem
 from fem_frames.rows import Rows, RowsProduct
 from fem_frames.solutions import ReferenceSolutions
+from nets import SeparateFrameNets
 from training import runs
 from training.configuration import Configuration, Resolved
 from training.distributed import World
 from training.losses import LOSSES, Loss, make_loss
 from training.metrics import check_reference, reference_solutions
+from training.representation import level_sizes
 from training.samples import FixedSamples, FreshSamples, Samples, SobolSamples
 from training.surrogate import FRAME, Surrogate, describe_net
 
@@ -140,6 +142,21 @@ def make_surrogate(
             raise ValueError(f"the net in {c.start_from} is another one: {other.description} instead of {description}")
         net.load_state_dict(other.net.state_dict())
     return Surrogate(net, description, arrays, problem, {"configuration": c.record()})
+
+
+def hint_of_start(c: Configuration, arrays: FrameArrays, problem: Problem) -> str | None:
+    """What to try where prolonged nets see y through fewer numbers than it has."""
+    if c.net != SeparateFrameNets.name or c.start_level is not None or LOSSES[c.loss].nodal:
+        return None
+    p, sizes = problem.parameters.dimension, level_sizes(arrays, nodal=False)
+    name, points = min(((name, next(filter(None, own))) for name, own in sizes.items()), key=lambda pair: pair[1])
+    wide = next((j for j, level in enumerate(zip(*sizes.values(), strict=True)) if min(level) >= p), None)
+    if points >= p or wide is None:
+        return None
+    return (
+        f"the nets of {name} see {p} parameters through {points} number{'s' * (points > 1)}, as many as the coarsest "
+        f"level has; from a finer one they see all: --start-level {arrays.first_level + wide}"
+    )
 
 
 def solved(path: Path, y: Floats, name: str, exact: Formulation, say: Say) -> ReferenceSolutions:

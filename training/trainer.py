@@ -115,6 +115,9 @@ class Training:
         resumed = bool(self.checkpoints.steps())
         self.surrogate = assembly.make_surrogate(c, arrays, problem, device, resumed)
         self.net = self.surrogate.net
+        hint = None if resumed else assembly.hint_of_start(c, arrays, problem)
+        if hint is not None:
+            self._say(hint)
         self.weights = (MasterWeights if c.mixed else Weights)(self.net)
         self.objective = Objective(self.net, self.loss, self.weights, world)
         self.stepper = make_stepper(c.optimizer, self.weights, c.dtype_settings, c.rate)
