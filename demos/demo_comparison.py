@@ -170,8 +170,9 @@ class Comparison:
         if self.name not in runs:
             return None
         record = Surrogate.load(runs[self.name][1]).record
-        names = ("net", "rank", "blocks", "level_decay", "optimizer", "precision", "epochs", "batch", "seed")
-        settings = {name: record["configuration"][name] for name in names}
+        names = ("net", "start_level", "rank", "blocks", "level_decay", "optimizer", "precision", "epochs", "batch")
+        given = {name: record["configuration"].get(name) for name in (*names, "sampling", "seed")}
+        settings = {name: value for name, value in given.items() if value is not None}
         return {"settings": settings, **{key: record["result"][key] for key in ("parameters", "threads", "seconds")}}
 
     def row(self, start):
