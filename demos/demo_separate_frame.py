@@ -26,8 +26,8 @@ parser.add_argument("--levels", type=int, default=10, help="search up to this J,
 parser.add_argument("--trained", type=int, default=6, help="nets are trained up to this J; default: 6")
 parser.add_argument("--epochs", type=int, default=1500, help="training steps; default: 1500")
 arguments = parser.parse_args()
-if arguments.levels < 6 or arguments.trained < 4 or arguments.epochs < 1:
-    parser.error("a comparison needs at least --levels 6, --trained 4 and --epochs 1")
+if arguments.levels < 6 or arguments.trained < 4 or arguments.epochs < 200:
+    parser.error("a comparison needs at least --levels 6, --trained 4 and --epochs 200")
 torch.set_default_dtype(torch.float64)
 DEGREE, COARSE, SAMPLES = 6, 3, 1500
 
@@ -111,7 +111,7 @@ for J in range(4, arguments.levels + 1, 2):
         starts.append(torch.cat([directions, random[J:]]))
     directions = min((searched(seen, start) for start in starts), key=lambda found: float(excess(seen, found)[0]))
     best[J] = float(excess(new, directions, excess(seen, directions)[1])[0])
-    print(f"  J = {J:2}: sums of {J:2} functions of one number each{best[J]:17.1e}", flush=True)
+    print(f"  J = {J:2}: sums of {J:2} functions of one number each{best[J]:19.1e}", flush=True)
 
 
 # ---- 2. Trained nets -----------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ for J in range(4, arguments.trained + 1, 2):
         configuration = Configuration(problem="quarters", test_samples=200, **settings)
         run = arguments.out / "separate_frame" / f"{name.replace(' ', '-')}-{J}"
         trained[name][J] = train(configuration, run, force=True, quiet=True)["test"]["excess"]
-        print(f"  J = {J:2}: {name} after {arguments.epochs} steps".ljust(58) + f"{trained[name][J]:.1e}", flush=True)
+        print(f"  J = {J:2}: {name} after {arguments.epochs} steps".ljust(60) + f"{trained[name][J]:.1e}", flush=True)
 assert all(value > 0.8 * best[J] for J, value in trained["separate-frame net"].items())
 assert all(value < trained["separate-frame net"][J] for J, value in trained[LATER].items())
 assert list(best.values()) == sorted(best.values(), reverse=True)

@@ -50,7 +50,7 @@ class CoefficientNet(nn.Module, ABC):
         super().__init__()
         self.level_sizes = {name: tuple(sizes) for name, sizes in level_sizes.items()}
         self.rank, self.blocks = rank, self.default_blocks if blocks is None else blocks
-        _check(parameters, self.level_sizes, self.rank, self.blocks)
+        _check(parameters, self.level_sizes, self.rank, self.blocks, start_level)
         lower, upper = ([-1.0] * parameters, [1.0] * parameters) if box is None else box
         low, high = (torch.as_tensor(ends, dtype=torch.float64) for ends in (lower, upper))
         if len(low) != parameters or len(high) != parameters or not (low < high).all():
@@ -147,13 +147,14 @@ class SeparateResNets(CoefficientNet):
 
 
 class SeparateFrameNets(CoefficientNet):
-    """A net for every field and level, that starts on the coarsest level; blocks follow each prolongation.
+    """A net for every field and level, that starts on a coarse level; blocks follow each prolongation.
 
     Before the first prolongation there are none, unlike in the paper's figure: its parameter count says so.
     All nets that pass a level have blocks of one shape there, and are evaluated together.
 
-    The paper's nets see y through the coarsest level, which may have a single free point. With a `start_level` s the
-    net of level j starts on level min(j, s) instead; with s = J none is prolonged.
+    The paper's nets start on the coarsest level, and see y through its free points, which may be a single one. With a
+    `start_level` s the net of level j starts on level min(j, s) instead; with s = J none is prolonged. Levels on which
+    a field has no free points do not count.
     """
 
     name = "separate-frame"
@@ -172,7 +173,8 @@ class SeparateFrameNets(CoefficientNet):
             start = 0 if start_level is None else start_level - self.first_level
             if not 0 <= start < len(sizes):
                 finest = self.first_level + len(sizes) - 1
-                raise ValueError(f"start_level is {start_level}, but levels are {self.first_level} to {finest}")
+                levels = f"{self.first_level} to {finest}"
+                raise ValueError(f"start_level is {start_level}, but levels are {levels}: choose one of these")
             start = max(start - first, 0)
             self.nets.append(LevelNets(parameters, sizes[first:], steps[first:], self.rank, self.blocks, start))
 
@@ -183,8 +185,8 @@ class SeparateFrameNets(CoefficientNet):
 class LevelNets(nn.Module):
     """The nets of one field, x (p, B) to coefficients of all its levels; nets are prolonged from the level `start`.
 
-    Net j is a dense layer into that level, then for each level up to j a prolongation and blocks. Up to `start` it is a
-    dense layer and blocks, without a prolongation. Those that are still on the way at a level are one batch.
+    Up to `start`, net j is a dense layer into level j and blocks. Beyond, it is a dense layer into the level `start`,
+    then for each level up to j a prolongation and blocks. Those that are still on the way at a level are one batch.
     """
 
     def __init__(
@@ -248,8 +250,11 @@ def _refuse(start_level: int | None, name: str) -> None:
         raise ValueError(f"start_level is for nets that are prolonged, as separate-frame is; leave it out with {name}")
 
 
-def _check(parameters: int, level_sizes: dict[str, tuple[int, ...]], rank: int, blocks: int) -> None:
-    for name, value, least in (("parameters", parameters, 1), ("rank", rank, 1), ("blocks", blocks, 0)):
+def _check(
+    parameters: int, level_sizes: dict[str, tuple[int, ...]], rank: int, blocks: int, start_level: int | None
+) -> None:
+    numbers = [("parameters", parameters, 1), ("rank", rank, 1), ("blocks", blocks, 0)]
+    for name, value, least in numbers if start_level is None else [*numbers, ("start_level", start_level, 0)]:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ValueError(f"{name} is {value!r}; a whole number of at least {least} is expected")
     if not level_sizes or not all(sum(sizes) > 0 for sizes in level_sizes.values()):

@@ -119,7 +119,8 @@ def test_bad_files_are_refused(tmp_path, text, message):
         (dict(mixed=True), "mixed goes with float16 or bfloat16, not with float32"),
         (dict(loss="nodal", level_decay=1.0), "the loss nodal has no levels that could decay"),
         (dict(level_decay=99.0), "level_decay is 99.0"),
-        (dict(start_level=2), "start_level is for the net separate-frame"),
+        (dict(start_level=2), "separate-frame and losses with a frame: leave it out with the net full"),
+        (dict(net="separate-frame", start_level=11), "start_level is 11, but levels is 4: choose a coarser one"),
         (dict(net="separate-frame", loss="nodal", start_level=2), "start_level is for the net separate-frame"),
         (dict(net="separate-frame", start_level=-1), "start_level is -1; it must not be negative"),
         (dict(loss="supervised", sampling="fresh"), "needs reference solutions"),
@@ -168,6 +169,16 @@ def test_a_fixed_set_is_seen_once_in_every_epoch():
     whole = FixedSamples(BOX, 10, 10, seed=0)
     assert whole.repeats
     np.testing.assert_array_equal(whole.batch(5)[0], whole.y)
+
+
+def test_after_the_last_sobol_point_another_sequence_begins(monkeypatch):
+    monkeypatch.setattr(SobolSamples, "LENGTH", 64)
+    sobol = SobolSamples(BOX, 16, 1, seed=1)
+    batches = [sobol.batch(k)[0] for k in range(9)]
+    np.testing.assert_array_equal(sobol.batch(2)[0], batches[2])  # back again
+    np.testing.assert_array_equal(SobolSamples(BOX, 16, 1, seed=1).batch(7)[0], batches[7])
+    assert len(np.unique(np.concatenate(batches), axis=0)) == 9 * 16
+    assert not BOX.outside(np.concatenate(batches)).any()
 
 
 def test_sobol_points_fill_the_box_evenly_and_can_be_taken_up_anywhere():

@@ -128,6 +128,7 @@ def test_a_recipe_yields_to_what_is_given():
     assert "level_decay" not in best({"loss": "nodal"})
     assert best({"level_decay": 1.0, "epochs": 3})["level_decay"] == 1.0
     assert best({"sampling": "fresh"})["sampling"] == "fresh"
+    assert best({"rate": 1e-8})["minimum_rate"] == 1e-8
     for given in ({"precision": "float16", "mixed": False}, {"sampling": "fixed", "training_samples": 100}):
         Configuration(problem="quarters", levels=3, **best(given)).resolved()
 
@@ -168,6 +169,15 @@ def test_a_cell_that_fails_is_named_and_tried_again(tmp_path):
     assert "mine.txt, which is not of a run" in outcome.failed["blocked"]
     (blocked.folder / "mine.txt").unlink()
     assert run_quietly([blocked, good]).done == ["blocked", "good"]
+
+
+def test_settings_of_a_run_that_was_removed_are_not_used_again(tmp_path):
+    claim(tmp_path, "cpu")
+    (cell,) = small_cells(tmp_path, cell={})
+    cell.settings.write_text(replace(SMALL, epochs=1, sampling="sobol").resolved().to_toml())
+    assert run_quietly([cell]).done == ["cell"]
+    assert result_of(cell.folder)["steps"] == SMALL.epochs
+    assert Configuration(**Configuration.from_toml(cell.settings)).resolved() == cell.resolved
 
 
 def test_a_run_that_is_killed_is_said_to_be_killed(tmp_path):

@@ -191,8 +191,9 @@ def test_a_later_start_lets_more_of_y_through():
         ("full", {"rank": 0}, "rank is 0; a whole number of at least 1"),
         ("full", {"blocks": -1}, "blocks is -1"),
         ("separate-frame", {"prolongations": None}, "needs the 4 prolongations of u, not 0"),
-        ("separate-frame", {"start_level": 6}, "start_level is 6, but levels are 1 to 5"),
+        ("separate-frame", {"start_level": 6}, "start_level is 6, but levels are 1 to 5: choose one of these"),
         ("separate-frame", {"start_level": 0}, "start_level is 0, but levels are 1 to 5"),
+        ("separate-frame", {"start_level": 2.0}, "start_level is 2.0; a whole number"),
         ("separate", {"start_level": 2}, "start_level is for nets that are prolonged"),
     ],
 )

@@ -112,8 +112,9 @@ def test_training_is_measured_by_bench(capsys):
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({}, "the nets of u see 4 parameters through 1 number, as many as the coarsest level has"),
-        ({"start_level": 2}, ""),
+        ({}, "the nets of u see 4 parameters through 1 number, as many as it has on the level that they start on"),
+        ({"start_level": 2}, "the nets of u see 4 parameters through 3 numbers"),
+        ({"start_level": 3}, ""),
         ({"loss": "nodal"}, ""),
         ({"net": "full"}, ""),
         ({"problem": "lshape"}, ""),

@@ -110,7 +110,9 @@ def test_a_run_may_start_from_another(tmp_path):
     settings = SMALL | dict(epochs=0, precision="float16", start_from=str(tmp_path / "first"))
     second = train(Configuration(**settings), tmp_path / "second", quiet=True)
     assert second["loss"] == pytest.approx(first["loss"], rel=0.05)  # rounded to half
-    with pytest.raises(ValueError, match="is another one"):
+    with pytest.raises(ValueError, match=r"is another one \(level_sizes .* instead of .*\): use the settings it has"):
+        train(Configuration(**(settings | {"levels": 3})), tmp_path / "third", quiet=True)
+    with pytest.raises(ValueError, match=r"is another one \(rank 4 instead of 2\): use"):
         train(Configuration(**(settings | dict(rank=2))), tmp_path / "third", quiet=True)
 
 

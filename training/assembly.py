@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -138,24 +138,31 @@ def make_surrogate(
     net = description.build(arrays, device, c.net_seed)
     if c.start_from is not None and not resumed:
         other = Surrogate.load(c.start_from, problem)
-        if replace(other.description, precision=description.precision) != description:
-            raise ValueError(f"the net in {c.start_from} is another one: {other.description} instead of {description}")
+        theirs, ours = ({**asdict(d), "precision": None} for d in (other.description, description))
+        theirs["level_sizes"], ours["level_sizes"] = other.net.level_sizes, net.level_sizes
+        differ = [f"{name} {value} instead of {ours[name]}" for name, value in theirs.items() if value != ours[name]]
+        if differ:
+            raise ValueError(f"the net in {c.start_from} is another one ({', '.join(differ)}): use the settings it has")
         net.load_state_dict(other.net.state_dict())
     return Surrogate(net, description, arrays, problem, {"configuration": c.record()})
 
 
 def hint_of_start(c: Configuration, arrays: FrameArrays, problem: Problem) -> str | None:
     """What to try where prolonged nets see y through fewer numbers than it has."""
-    if c.net != SeparateFrameNets.name or c.start_level is not None or LOSSES[c.loss].nodal:
+    if c.net != SeparateFrameNets.name or LOSSES[c.loss].nodal:
         return None
-    p, sizes = problem.parameters.dimension, level_sizes(arrays, nodal=False)
-    name, points = min(((name, next(filter(None, own))) for name, own in sizes.items()), key=lambda pair: pair[1])
-    wide = next((j for j, level in enumerate(zip(*sizes.values(), strict=True)) if min(level) >= p), None)
-    if points >= p or wide is None:
+    p, first, sizes = problem.parameters.dimension, arrays.first_level, level_sizes(arrays, nodal=False)
+    start = first if c.start_level is None else c.start_level
+    # Of each family: how many numbers its nets start with, on the first level from there on that has any.
+    begins = {name: next(filter(None, own[start - first :])) for name, own in sizes.items()}
+    name = min(begins, key=lambda name: begins[name])
+    levels = [min(level) for level in zip(*sizes.values(), strict=True)]
+    better = next((first + j for j, size in enumerate(levels) if size >= p), arrays.finest_level)
+    if begins[name] >= p or better <= start:
         return None
     return (
-        f"the nets of {name} see {p} parameters through {points} number{'s' * (points > 1)}, as many as the coarsest "
-        f"level has; from a finer one they see all: --start-level {arrays.first_level + wide}"
+        f"the nets of {name} see {p} parameters through {begins[name]} number{'s' * (begins[name] > 1)}, as many as it "
+        f"has on the level that they start on; --start-level {better} lets more of them through"
     )
 
 

@@ -225,7 +225,12 @@ class Configuration:
         if loss.nodal and self.level_decay:
             raise ValueError(f"the loss {self.loss} has no levels that could decay: leave level_decay at 0")
         if self.start_level is not None and (self.net != "separate-frame" or loss.nodal):
-            raise ValueError("start_level is for the net separate-frame and losses with a frame: leave it out")
+            raise ValueError(
+                "start_level is for the net separate-frame and losses with a frame: leave it out with the net "
+                f"{self.net} and the loss {self.loss}"
+            )
+        if self.levels is not None and (self.start_level or 0) > self.levels:
+            raise ValueError(f"start_level is {self.start_level}, but levels is {self.levels}: choose a coarser one")
         if abs(self.level_decay) > 10:
             raise ValueError(f"level_decay is {self.level_decay}; give a number between -10 and 10, such as 1")
         if loss.supervised and self.sampling not in (None, "fixed"):

@@ -21,7 +21,8 @@ def best(given: Mapping[str, Any] | None = None) -> dict[str, Any]:
     given = given or {}
     settings: dict[str, Any] = {"optimizer": "soap", "epochs": 16_000}
     if given.get("optimizer", "soap") == "soap":
-        settings |= {"rate": 3e-3, "minimum_rate": 3e-7}
+        rate = given.get("rate", 3e-3)
+        settings |= {"rate": rate, "minimum_rate": min(3e-7, rate)}
     if given.get("loss") not in WITHOUT_FRAME:
         settings["level_decay"] = 1.5
     if "training_samples" not in given and not any(given.get(name) in kinds for name, kinds in FIXED.items()):

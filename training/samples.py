@@ -69,9 +69,10 @@ class FixedSamples:
 
 
 class SobolSamples:
-    """Consecutive points of a scrambled Sobol sequence, spread more evenly than random ones."""
+    """Consecutive points of a scrambled Sobol sequence, spread more evenly than random ones; at its end of another."""
 
     repeats = False
+    LENGTH = 2**30  # torch's sequences have no more points, and say nothing
 
     def __init__(self, parameters: Uniform | Gaussian, batch: int, steps_per_epoch: int, seed: int) -> None:
         from torch.quasirandom import SobolEngine
@@ -83,12 +84,18 @@ class SobolSamples:
             )
         self.steps_per_epoch = steps_per_epoch
         self._parameters, self._batch = parameters, batch
+        self._seed, self._number = seed, 0
         self._engine = SobolEngine(parameters.dimension, scramble=True, seed=seed)
 
     def batch(self, step: int) -> tuple[Floats, Rows | None]:
         import torch
 
-        first = step * self._batch
+        number, place = divmod(step, self.LENGTH // self._batch)
+        if number != self._number:
+            seed = int(np.random.default_rng((self._seed, number, 4)).integers(2**31)) if number else self._seed
+            self._engine = type(self._engine)(self._parameters.dimension, scramble=True, seed=seed)
+            self._number = number
+        first = place * self._batch
         if self._engine.num_generated > first:
             self._engine.reset()
         self._engine.fast_forward(first - self._engine.num_generated)

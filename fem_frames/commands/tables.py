@@ -20,7 +20,7 @@ def add(subparsers: Any) -> None:
         "Trains all cells of the paper's tables, one run each, several at a time. What is complete is skipped and what "
         "was begun goes on: the same command again finishes an experiment that was stopped. Presets: quick (small J, a "
         "quarter of an hour), cpu (J = 10, hours), paper (6000 epochs for all, days), best (beyond the paper: the best "
-        "recipe, its ablation, J = 4 to 12).",
+        "recipe, its ablation, J = 4 to 12, and nets with prolongations that start later).",
     )
     parser.add_argument(
         "--table", default="all", help="1, 2, 3 or all; preset best: best, ablation, levels, start or all"

@@ -203,7 +203,7 @@ def _recipe_rows(preset: Preset) -> Iterator[Row]:
     for name, change in SINGLE_LEVELS.items():
         c = replace(preset.base, **{**best(), **change})
         words = WORDS[c.net] + ("" if c.start_level is None else f" from level {c.start_level}")
-        yield Row((words, c.precision, str(c.seed)), f"{name}-float32-0", c)
+        yield Row((words, c.precision, str(c.seed)), f"{name}-{c.precision}-{c.seed}", c)
 
 
 START_LEVELS = range(1, 7)
@@ -285,6 +285,6 @@ PRESETS = {
             _efforts(6000, 200, 150, 4),
         ),
         Preset("paper", "6000 epochs for all optimizers; days", paper_tables, _PAPER, _efforts(6000, 6000, 6000)),
-        Preset("best", "the best recipe, what its parts contribute, and J = 4 to 12", best_tables, _PAPER),
+        Preset("best", "the best recipe, what its parts contribute, J = 4 to 12, later starts", best_tables, _PAPER),
     )
 }

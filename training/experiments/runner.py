@@ -186,7 +186,7 @@ def _tidy(cell: Cell) -> None:
 
 def _start(cell: Cell, workers: int) -> _Work:
     resume = (cell.folder / runs.SETTINGS).exists()
-    if not cell.settings.exists():
+    if not resume:  # those of a run that was removed may be of another protocol
         with written_whole(cell.settings) as file:
             file.write(cell.resolved.to_toml().encode())
     command = [sys.executable, "-m", "fem_frames.commands", "train", str(cell.settings), "--out", str(cell.folder)]
