@@ -111,7 +111,7 @@ for J in range(4, arguments.levels + 1, 2):
         starts.append(torch.cat([directions, random[J:]]))
     directions = min((searched(seen, start) for start in starts), key=lambda found: float(excess(seen, found)[0]))
     best[J] = float(excess(new, directions, excess(seen, directions)[1])[0])
-    print(f"  J = {J:2}: sums of {J:2} functions of one number each{best[J]:19.1e}", flush=True)
+    print(f"  J = {J:2}: sums of {J:2} functions of one number each{best[J]:18.1e}", flush=True)
 
 
 # ---- 2. Trained nets -----------------------------------------------------------------------------------
@@ -140,12 +140,12 @@ assert list(best.values()) == sorted(best.values(), reverse=True)
 
 # ---- 3. The picture ------------------------------------------------------------------------------------
 
-figure, axes = pyplot().subplots(figsize=(6.4, 4.4), layout="constrained")
+figure, axes = pyplot().subplots(figsize=(6.8, 5.0), layout="constrained")
 axes.semilogy(list(best), list(best.values()), "k--", label="best sum of J functions of one number each, found")
 for (name, values), style in zip(trained.items(), "os^", strict=True):
     axes.semilogy(list(values), list(values.values()), style, label=f"{name}, trained")
 axes.set(xlabel="levels J", ylabel="test loss above its floor", title="What a net sees of y limits what it can learn")
 axes.grid(alpha=0.3, which="both")
-axes.legend()
+axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, fontsize=8)
 save(figure, arguments.out / "separate_frame.png")
 print(f"picture: {arguments.out / 'separate_frame.png'}")
