@@ -16,7 +16,16 @@ from fem_frames.files import written_whole
 from training import runs
 from training.experiments.cells import Cell
 from training.experiments.overview import duration
-from training.experiments.protocol import OPTIMIZERS, PAPER_LEVELS, PRESETS, WORDS, Preset, Row
+from training.experiments.protocol import (
+    ABLATION,
+    OPTIMIZERS,
+    PAPER_LEVELS,
+    PRESETS,
+    SINGLE_LEVELS,
+    WORDS,
+    Preset,
+    Row,
+)
 from training.experiments.runner import preset_of
 from training.recipes import best
 
@@ -81,6 +90,8 @@ def protocol_lines(preset: Preset, optimizers: Container[str] = OPTIMIZERS) -> l
     if not preset.optimizers:
         recipe = {**best(), "batch": replace(base, **best()).resolved().batch}
         lines.append("recipe, unless a table says otherwise: " + ", ".join(f"{k} {v}" for k, v in recipe.items()))
+        rates = f"{SINGLE_LEVELS['separate-frame']['rate']:g}, of Adam {ABLATION['Adam']['rate']:g}"
+        lines.append(f"first rate of nets with prolongations {rates}")
         lines.append("in float16 the net runs in half; master weights and the optimizer are in float32 (mixed)")
     inputs = "mapped to [-1, 1] by the box of the parameters" if base.map_inputs else "y as they are"
     lines.append(f"inputs of nets are {inputs}")
