@@ -6,9 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 HALF = ("float16", "bfloat16")
-WITHOUT_FRAME = ("nodal", "supervised-nodal")
-FIXED = {"loss": ("supervised", "supervised-nodal"), "optimizer": ("lbfgs", "ngd")}
-"""What needs a fixed set of samples."""
 
 
 def best(given: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -18,14 +15,18 @@ def best(given: Mapping[str, Any] | None = None) -> dict[str, Any]:
     Sobol points; in half precision master weights and the optimizer in float32. The rates are SOAP's, without a frame
     there are no levels, and some losses and optimizers need a fixed set: what does not fit what is given is left out.
     """
+    from training.losses import LOSSES
+    from training.optimizers import LINE_SEARCH
+
     given = given or {}
+    optimizer, loss = given.get("optimizer", "soap"), LOSSES.get(given.get("loss", "stable"))
     settings: dict[str, Any] = {"optimizer": "soap", "epochs": 16_000}
-    if given.get("optimizer", "soap") == "soap":
+    if optimizer == "soap":
         rate = given.get("rate", 3e-3)
         settings |= {"rate": rate, "minimum_rate": min(3e-7, rate)}
-    if given.get("loss") not in WITHOUT_FRAME:
+    if loss is not None and not loss.nodal:
         settings["level_decay"] = 1.5
-    if "training_samples" not in given and not any(given.get(name) in kinds for name, kinds in FIXED.items()):
+    if loss is not None and not loss.supervised and optimizer not in LINE_SEARCH and "training_samples" not in given:
         settings["sampling"] = "sobol"
     if given.get("precision") in HALF:
         settings["mixed"] = True

@@ -9,13 +9,16 @@ B samples in a batch of all processes together, p parameters, K samples of a fix
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from fem_frames.mesh import Floats
 from fem_frames.problem import Gaussian, Uniform
+
+if TYPE_CHECKING:
+    from torch.quasirandom import SobolEngine
 
 Rows = npt.NDArray[np.int64]
 
@@ -84,20 +87,25 @@ class SobolSamples:
             )
         self.steps_per_epoch = steps_per_epoch
         self._parameters, self._batch = parameters, batch
-        self._seed, self._number = seed, 0
-        self._engine = SobolEngine(parameters.dimension, scramble=True, seed=seed)
+        self._seed = seed
+        self._number, self._engine = 0, self._sequence(0)
 
     def batch(self, step: int) -> tuple[Floats, Rows | None]:
         import torch
 
         number, place = divmod(step, self.LENGTH // self._batch)
         if number != self._number:
-            seed = int(np.random.default_rng((self._seed, number, 4)).integers(2**31)) if number else self._seed
-            self._engine = type(self._engine)(self._parameters.dimension, scramble=True, seed=seed)
-            self._number = number
+            self._number, self._engine = number, self._sequence(number)
         first = place * self._batch
         if self._engine.num_generated > first:
             self._engine.reset()
         self._engine.fast_forward(first - self._engine.num_generated)
         points = self._engine.draw(self._batch, dtype=torch.float64).numpy()
         return self._parameters.quantile(points), None
+
+    def _sequence(self, number: int) -> SobolEngine:
+        """The first sequence is scrambled by the seed itself, those after it by numbers that follow from it."""
+        from torch.quasirandom import SobolEngine
+
+        seed = int(np.random.default_rng((self._seed, number, 4)).integers(2**31)) if number else self._seed
+        return SobolEngine(self._parameters.dimension, scramble=True, seed=seed)
