@@ -20,6 +20,7 @@ from petsc4py import PETSc
 
 from fem_frames.arrays import FORMULATIONS
 from fem_frames.mesh import Floats, Ints
+from fem_frames.speech import option
 
 _solver_numbers = itertools.count()
 _BLOCKS = {
@@ -47,7 +48,7 @@ def choose_solver(formulation: str, solver: str | None, dimension: int | None = 
     if solver == "cg" and formulation != "energy" and dimension in (1, 3):
         other = ", or `fem_frames.solve`, which needs none" if dimension == 3 else ""
         raise ValueError(
-            f"least squares has no multigrid in dimension {dimension}; use solver='lu' (--solver lu){other}"
+            f"least squares has no multigrid in dimension {dimension}; use {option('solver', 'lu')}{other}"
         )
     return solver
 
@@ -73,7 +74,7 @@ class KrylovSolver:
             defaults["pc_type"] = "hypre" if _has_hypre(comm) else "gamg"
         elif solver == "cg":
             if not _has_hypre(comm):
-                raise ValueError("this PETSc has no hypre, whose AMS the flux needs; use solver='lu'")
+                raise ValueError("this PETSc has no hypre, whose AMS the flux needs; use " + option("solver", "lu"))
             defaults |= _BLOCKS
         shared = {key: v for key, v in PETSc.Options().getAll().items() if not key.startswith("fem_frames_")}
         self._comm, self._settings = comm, {**defaults, **shared, **given}
@@ -120,7 +121,7 @@ class KrylovSolver:
         if reason < 0:
             raise RuntimeError(
                 f"PETSc did not converge in {self.ksp.getIterationNumber()} iterations: {_reason_name(reason)}; "
-                "try solver='lu' (--solver lu), more iterations (-ksp_max_it) or a larger tolerance (-ksp_rtol)"
+                f"try {option('solver', 'lu')}, more iterations (-ksp_max_it) or a larger tolerance (-ksp_rtol)"
             )
 
     def _set_up_blocks(self, A: PETSc.Mat, block: FluxBlock) -> None:

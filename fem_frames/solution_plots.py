@@ -16,6 +16,7 @@ from fem_frames.arrays import FrameArrays
 from fem_frames.files import written_whole
 from fem_frames.mesh import Floats
 from fem_frames.plots import pyplot
+from fem_frames.speech import either
 
 COLORS = ("tab:blue", "tab:red", "tab:green", "tab:purple", "tab:orange", "tab:brown", "tab:pink", "tab:gray")
 
@@ -73,7 +74,8 @@ def plot_runs(curves: Sequence[RunCurve], panels: Sequence[SolutionPanel], path:
 def plot_solution(arrays: FrameArrays, fields: Mapping[str, Floats], path: Path, title: str = "") -> None:
     """All fields of one solution, at points (N,) or vectors on cells (K, d)."""
     if arrays.dimension == 3:
-        raise ValueError("solutions in space are not drawn: write them with --out u.xdmf and open that in ParaView")
+        how = either("--out u.xdmf", "write_fields")
+        raise ValueError(f"solutions in space are not drawn: write them with {how} and open that in ParaView")
     plt = pyplot()
     figure, axes = plt.subplots(1, len(fields), figsize=(5.2 * len(fields), 4.0), layout="constrained", squeeze=False)
     for ax, (name, values) in zip(axes[0], fields.items(), strict=True):

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fem_frames.files import written_whole
+from fem_frames.files import check_file, written_whole
+from fem_frames.speech import option
 from training.metrics import Metrics
 
 LOG = "log.jsonl"
@@ -20,18 +21,23 @@ LOG = "log.jsonl"
 def read_log(path: str | Path) -> list[dict[str, Any]]:
     """The records of a log; lines that are none, such as a last one that was cut short, are left out."""
     found = []
-    for line in Path(path).read_text(errors="replace").splitlines():
-        with contextlib.suppress(ValueError):
+    for line in check_file(path).read_text(errors="replace").splitlines():
+        with contextlib.suppress(ValueError, RecursionError):
             found.append(json.loads(line))
-    return [record for record in found if _is_record(record)]
+    return [record for record in found if is_record(record)]
 
 
-def _is_record(record: Any) -> bool:
+def is_record(record: Any) -> bool:
     """Whether it is what `RunLog` writes: a step, with a loss or with the metrics of a test."""
-    if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+    if not isinstance(record, dict) or type(record.get("step")) is not int:
         return False
+    numbers = [record.get(name) for name in ("loss", "rate", "seconds")]
     test = record.get("test")
-    return isinstance(record.get("loss", 0.0), float | int | None) if test is None else {"loss", "floor"} <= set(test)
+    if test is not None:
+        if not isinstance(test, dict) or not {"loss", "floor"} <= set(test):
+            return False
+        numbers += test.values()
+    return all(isinstance(number, float | int | None) for number in numbers)
 
 
 class RunLog:
@@ -77,7 +83,9 @@ def _event_writer(folder: Path, first_step: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise ValueError("tensorboard is not installed: pip install tensorboard, or leave out --tensorboard") from error
+        raise ValueError(
+            f"tensorboard is not installed: pip install tensorboard, or leave out {option('tensorboard')}"
+        ) from error
     return SummaryWriter(str(folder / "tensorboard"), purge_step=first_step + 1 if first_step else None)
 
 

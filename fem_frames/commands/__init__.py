@@ -32,6 +32,7 @@ from fem_frames.commands import (
     tables,
     train,
 )
+from fem_frames.speech import on_command_line
 
 COMMANDS = (
     *(info, problems, export, reference, condition, iterations, rounding, bench),
@@ -63,7 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parsed.parser.error(f"unknown argument {(strangers or rest)[0]}")
     parsed.petsc_arguments = rest
     try:
-        parsed.run(parsed)
+        with on_command_line():
+            parsed.run(parsed)
     except KeyboardInterrupt as error:
         _fail(str(error) or "interrupted; what was finished is kept", 130)
     except ValueError as error:
