@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fem_frames.files import load_arrays, save_arrays
+from fem_frames.files import load_arrays, one_line, save_arrays
 from fem_frames.mesh import Floats, Grid, Ints, MeshArrays
 from fem_frames.problem import Problem
 from fem_frames.rows import Rows
@@ -216,6 +216,7 @@ class FrameArrays:
         """Reads what `save` wrote; refuses anything else."""
         flat, record = load_arrays(path, KIND, VERSION)
         try:
+            _check_record(record)
             count = range(record["levels"])
             return cls(
                 formulation=record["formulation"],
@@ -244,8 +245,8 @@ class FrameArrays:
             )
         except KeyError as error:
             raise ValueError(f"{path} lacks {error}: it is no complete file of frame arrays") from error
-        except (TypeError, ValueError, AttributeError) as error:
-            raise ValueError(f"{path} does not hold a frame: {error}") from error
+        except (TypeError, ValueError, AttributeError, LookupError) as error:
+            raise ValueError(f"{path} does not hold a frame: {one_line(error)}") from error
 
     def _flat(self) -> dict[str, npt.NDArray]:
         flat: dict[str, npt.NDArray] = {name: getattr(self, name) for name in _OWN_ARRAYS}
@@ -273,7 +274,14 @@ class FrameArrays:
             if array.dtype == np.float64 and not np.isfinite(array).all():
                 raise ValueError(f"{name} has values that are not finite")
         d, K, Q = self.dimension, len(self.levels[-1].cells), len(self.rule_weights)
+        expected = [("u", 0)] if self.formulation == "energy" else [("u", 0), ("sigma", d - 1)]
+        if d not in (1, 2, 3) or [(f.name, f.degree) for f in self.fields] != expected:
+            found = ", ".join(f"{f.name} of degree {f.degree}" for f in self.fields)
+            raise ValueError(f"fields are {found} in dimension {d}, which are not those of {self.formulation}")
+        if K == 0 or not (self.volumes > 0).all():
+            raise ValueError("some cells have no volume, or there are no cells")
         shapes = {
+            "rule_weights": (Q,),
             "volumes": (K,),
             "centres": (K, d),
             "regions": (K,),
@@ -297,6 +305,9 @@ class FrameArrays:
     def _check_functions(self) -> None:
         """Fields and families have tables for all levels, which refer to simplices that are there."""
         count, degrees = len(self.levels), {f.name: f.degree for f in self.fields}
+        names = [f.name for f in self.families]
+        if names[: len(degrees)] != list(degrees) or len(set(names)) < len(names):
+            raise ValueError(f"families are {', '.join(names)}; one of each field is expected, and others after these")
         tables = [(f.name, f.degree, len(f.free), len(f.lift)) for f in self.fields]
         tables += [(f.name, f.degree, len(f.free), len(f.functions)) for f in self.families]
         for name, degree, *sizes in tables:
@@ -320,11 +331,33 @@ class FrameArrays:
                 whole = (rows.shape[0] + 1,), rows.columns.shape
                 if (rows.starts.shape, rows.weights.shape) != whole or rows.shape[1] != size:
                     raise ValueError(f"the functions of {family.name} {where} have arrays that do not fit each other")
+                steps = np.diff(rows.starts)
+                if rows.starts[0] != 0 or rows.starts[-1] != rows.columns.size or (steps < 0).any():
+                    raise ValueError(f"the functions of {family.name} {where} do not follow each other")
+                if family.name == family.field and not (len(family.free[j]) == len(steps) and (steps == 1).all()):
+                    raise ValueError(f"{family.name} {where} is nodal, but its functions are not")
 
 
 def _check_references(table: Ints, bound: int, name: str) -> None:
     if table.size and not 0 <= table.min() <= table.max() < bound:
         raise ValueError(f"{name} refers to points that are not there")
+
+
+def _check_record(record: Any) -> None:
+    """A ValueError unless all has the type that `save` gave it."""
+    counts = {"levels": (1, 64), "first_level": (0, 64)}
+    for name, (least, most) in counts.items():
+        value = record[name]
+        if type(value) is not int or not least <= value <= most:
+            raise ValueError(f"{name} is {value!r}; a whole number from {least} to {most} is expected")
+    fits = all(type(name) is str and type(degree) is int for name, degree in record["fields"])
+    for name, of, degree, shapes in record["families"]:
+        fits &= type(name) is str and type(of) is str and type(degree) is int and len(shapes) == record["levels"]
+        fits &= all(len(shape) == 2 and all(type(n) is int and n >= 0 for n in shape) for shape in shapes)
+    made = record["record"]
+    fits &= isinstance(made, dict) and isinstance(made.get("options", {}), dict)
+    if not fits:
+        raise ValueError("fields, families or the record have other types than a frame's")
 
 
 def _tables(flat: Mapping[str, npt.NDArray], name: str, count: range) -> tuple[npt.NDArray, ...]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
+import glob
+import io
 import json
+import math
 import os
-import shutil
 import sys
 import time
 import zipfile
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,25 +20,62 @@ import numpy as np
 import numpy.typing as npt
 
 
+class _SteadyFile(io.FileIO):
+    """A file that takes everything after a write has failed, and keeps the first failure.
+
+    Whoever writes an archive ends it in the ordinary way: an error in the middle makes zipfile print a traceback of
+    its own and ends torch's writer, which is C++, with the whole process.
+    """
+
+    failure: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        size = memoryview(data).nbytes
+        if self.failure is None:
+            try:
+                return super().write(data)
+            except OSError as error:
+                self.failure = error
+        self.seek(size, os.SEEK_CUR)
+        return size
+
+
 @contextlib.contextmanager
 def written_whole(path: str | Path) -> Iterator[IO[bytes]]:
     """A file to write to that takes the place of `path` only when it is complete and on the disk."""
     with _named(path):
         target, part = _target(path)
+        _remove_stale(target)
+        raw = _SteadyFile(part, "w")
         try:
-            with part.open("wb") as file:
+            _try_lock(raw)
+            with io.BufferedWriter(raw) as file:
                 yield file
                 file.flush()
-                os.fsync(file.fileno())
-            part.replace(target)
-        except Exception as error:
-            if isinstance(error, OSError) or shutil.disk_usage(target.parent).free > 2**20:
-                raise
-            # torch and NumPy speak of positions and closed files when there is no room
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
+                if raw.failure is not None:
+                    raise raw.failure
+                os.fsync(raw.fileno())
+                part.replace(target)
         finally:
             with contextlib.suppress(OSError):
                 part.unlink(missing_ok=True)
+
+
+def _remove_stale(target: Path) -> None:
+    """Removes parts of writes that were killed: whoever still writes one holds it locked."""
+    for part in target.parent.glob(f".{glob.escape(target.name)}.*.part"):
+        with contextlib.suppress(OSError), part.open("rb") as file:
+            if _try_lock(file):
+                part.unlink(missing_ok=True)
+
+
+def _try_lock(file: Any) -> bool:
+    """Whether this process holds the file now; False where another one does, or the file system has no locks."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def check_writable(path: str | Path) -> None:
@@ -122,20 +159,19 @@ def save_arrays(
 def load_arrays(path: str | Path, kind: str, version: int) -> tuple[dict[str, npt.NDArray], Any]:
     """What `save_arrays` wrote: the arrays and the record. Nothing in the file is executed."""
     path = Path(path)
-    if not path.is_file():
-        raise ValueError(f"there is no file {path}")
+    check_file(path)
     try:
-        content = np.load(path, allow_pickle=False)
-        arrays = {}
-        if not isinstance(content, np.ndarray):  # a bare .npy file loads too
-            with content:
-                arrays = {name: content[name] for name in content.files}
-    except (OSError, ValueError, EOFError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{path} is not a file of fem-frames, or it is cut short or damaged: {error}") from error
+        with zipfile.ZipFile(path) as archive:
+            arrays = {info.filename.removesuffix(".npy"): _read_array(archive, info) for info in archive.infolist()}
+    # NumPy reads headers by Python's tokenizer and zipfile checks what it needs: errors of every kind come from both.
+    except Exception as error:
+        raise ValueError(
+            f"{path} is not a file of fem-frames, or it is cut short or damaged: {one_line(error)}"
+        ) from error
     try:
         head = json.loads(str(arrays.pop("head")))
         found, found_version, record = head["format"], head["version"], head["record"]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} was not written by fem-frames: it has no head") from error
     if found != kind:
         raise ValueError(f"{path} holds {found}, but {kind} is expected")
@@ -145,3 +181,56 @@ def load_arrays(path: str | Path, kind: str, version: int) -> tuple[dict[str, np
             "write it again, or use the release that wrote it"
         )
     return arrays, record
+
+
+def _read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> npt.NDArray:
+    """An array of a .npz file, its declared shape compared with its bytes before memory is taken for it."""
+    # Deflate makes a byte of at most 1032.
+    if info.file_size > 1032 * (info.compress_size + 1):
+        raise ValueError(f"{info.filename} claims more bytes than it can have")
+    with archive.open(info) as member:
+        version = np.lib.format.read_magic(member)
+        if version not in _HEADERS:
+            raise ValueError(f"{info.filename} has the unknown NumPy format {version}")
+        shape, _, dtype = _HEADERS[version](member)
+        if dtype.hasobject or math.prod(shape) * dtype.itemsize != info.file_size - member.tell():
+            raise ValueError(f"{info.filename} declares {dtype} of shape {shape}, which is not what it holds")
+        member.seek(0)
+        return np.asarray(np.lib.format.read_array(member, allow_pickle=False))
+
+
+_HEADERS: dict[tuple[int, int], Callable[[Any], tuple[tuple[int, ...], bool, np.dtype]]] = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+
+
+def check_file(path: str | Path) -> Path:
+    """The path, or a ValueError unless an ordinary file is there: reading a pipe would wait for ever."""
+    path = Path(path)
+    try:
+        if path.is_file():
+            return path
+        there = path.exists()
+    except OSError as error:  # a name that is too long, a folder that may not be entered
+        raise ValueError(f"cannot read {path}: {error.strerror or error}") from error
+    if there:
+        raise ValueError(f"cannot read {path}: it is a folder, a pipe or a device, no ordinary file")
+    raise ValueError(f"there is no file {path}")
+
+
+def refuse_links(folder: str | Path, *, deep: bool = True) -> None:
+    """A ValueError if a link is in the folder, with `deep` anywhere below it: writing would follow it elsewhere."""
+    for where, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            path = Path(where, name)
+            if path.is_symlink():
+                raise ValueError(f"{path} is a symbolic link, which could lead anywhere: put the file in its place")
+        if not deep:
+            return
+
+
+def one_line(error: BaseException) -> str:
+    """What an exception says, in one line; its name where it says nothing, or only a key."""
+    text = " ".join(str(error).split())
+    return text if text and not isinstance(error, KeyError) else f"{type(error).__name__} {text}".strip()

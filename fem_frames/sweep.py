@@ -22,7 +22,7 @@ from mpi4py import MPI
 
 from fem_frames import dolfinx_door as door
 from fem_frames.export import essential_data, neumann_load
-from fem_frames.files import check_writable, lock, written_whole
+from fem_frames.files import check_writable, lock, refuse_links, written_whole
 from fem_frames.hierarchy import MeshHierarchy, coarse_mesh
 from fem_frames.krylov import choose_solver
 from fem_frames.mesh import Floats, Grid, MeshArrays
@@ -30,6 +30,7 @@ from fem_frames.parallel import end_if_orphaned, on_root, together, together_in_
 from fem_frames.problem import Problem, whole_number
 from fem_frames.reference import ReferenceSolver
 from fem_frames.solutions import ReferenceSolutions
+from fem_frames.speech import option
 
 SAMPLE_LIMIT = 10**7
 OUR_FILES = ("plan.json", "shard-*.npz", ".*.part", "lock")  # in the folder of shards
@@ -234,12 +235,12 @@ def _is_complete(out: Path, plan: dict[str, Any]) -> bool:
         found = ReferenceSolutions.load(out).record
     except ValueError as error:
         raise ValueError(
-            f"{error}; it was left as it is: remove it, choose another name, or replace it by --force (force=True)"
+            f"{error}; it was left as it is: remove it, choose another name, or replace it by {option('force')}"
         ) from error
     if {key: found.get(key) for key in plan} != plan:
         raise ValueError(
             f"{out} holds another sweep ({_difference(found, plan)}): "
-            "choose another name, or replace it by --force (force=True)"
+            f"choose another name, or replace it by {option('force')}"
         )
     return True
 
@@ -253,6 +254,7 @@ def _check_ours(parts: Path) -> None:
         names = [p.name for p in parts.iterdir()]
     except FileNotFoundError:  # removed a moment ago, by the run that held it
         return
+    refuse_links(parts)
     foreign = [name for name in names if not any(fnmatch.fnmatch(name, known) for known in OUR_FILES)]
     if foreign:
         raise ValueError(f"{parts} holds {foreign[0]}, which is not of this program: {advice}")
@@ -273,14 +275,14 @@ def _check_parts(parts: Path, plan: dict[str, Any], force: bool) -> None:
     if shards and not force:
         try:
             found = dict(json.loads(head.read_text()))
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             raise ValueError(
-                f"{parts} holds shards but no plan that can be read: remove it, or replace it by --force (force=True)"
+                f"{parts} holds shards but no plan that can be read: remove it, or replace it by {option('force')}"
             ) from error
         if found != plan:
             raise ValueError(
                 f"{parts} is an unfinished run of another sweep ({_difference(found, plan)}): "
-                "remove it, or replace it by --force (force=True)"
+                f"remove it, or replace it by {option('force')}"
             )
     else:
         for old in shards:

@@ -278,7 +278,7 @@ def test_files_that_are_not_there_or_no_archives_are_named(tmp_path):
     with pytest.raises(ValueError, match="there is no file"):
         FrameArrays.load(tmp_path / "absent.npz")
     np.save(tmp_path / "bare.npy", np.ones(3))
-    with pytest.raises(ValueError, match="not written by fem-frames"):
+    with pytest.raises(ValueError, match="not a file of fem-frames"):
         FrameArrays.load(tmp_path / "bare.npy")
 
 

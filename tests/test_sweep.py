@@ -93,7 +93,7 @@ def test_a_damaged_shard_is_solved_again(shared_path, comm):
 def test_another_sweep_does_not_overwrite_unless_forced(shared_path, comm):
     out = shared_path / "r.npz"
     run_sweep(sweep(), out)
-    with pytest.raises(ValueError, match=r"holds another sweep .*seed 1 instead of 2.*--force"):
+    with pytest.raises(ValueError, match=r"holds another sweep .*seed 1 instead of 2.*force=True"):
         run_sweep(sweep(seed=2), out)
     assert ReferenceSolutions.load(out).record["seed"] == 1
     comm.Barrier()
