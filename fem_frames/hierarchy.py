@@ -17,6 +17,7 @@ import numpy as np
 from mpi4py import MPI
 
 from fem_frames import dolfinx_door as door
+from fem_frames.callbacks import calling
 from fem_frames.mesh import Floats, Grid, Ints, MeshArrays, boundary_facets, read_gmsh, row_keys
 from fem_frames.problem import REFINEMENTS, Problem, whole_number
 
@@ -97,7 +98,8 @@ class MeshHierarchy:
         """(K,) region tag of every finest cell."""
         if problem.regions is None:
             return np.repeat(self.coarse_regions, len(self.finest.cells) // len(self.coarse_regions))
-        tags = np.asarray(problem.regions(self.centres()))
+        with calling("regions", problem.regions, "it is a function of x (n, d), x[:, i], with n whole numbers"):
+            tags = np.asarray(problem.regions(self.centres()))
         if tags.shape != (len(self.finest.cells),):
             raise ValueError(
                 f"regions gave tags of shape {tags.shape} for {len(self.finest.cells)} cells; give one a cell"
@@ -137,7 +139,8 @@ class MeshHierarchy:
     def _facets_where(self, indicator: Any) -> np.ndarray:
         """(F of level 0,) where the function holds in the middle of all finest facets that lie in a coarse one."""
         middles = self.points[self.finest.facets].mean(axis=1)  # (F, d)
-        told = np.asarray(indicator(middles), bool)
+        with calling("dirichlet", indicator, "it is a function of x (n, d), x[:, i], that is true where u is given"):
+            told = np.asarray(indicator(middles), bool)
         if told.shape != (len(middles),):
             raise ValueError(f"dirichlet gave values of shape {told.shape} for x (n, d); give one a point (n,)")
         origin, count = self.finest.facet_origin, len(self.levels[0].facets)
@@ -147,7 +150,7 @@ class MeshHierarchy:
             where = self.points[self.levels[0].facets[cut[0]]].tolist()
             raise ValueError(
                 f"the Dirichlet part ends inside the boundary facet {where} of the coarse mesh; it must be a union of "
-                "such facets: use a finer coarse mesh, or mend the function"
+                "such facets: use a finer coarse mesh, or fix the function"
             )
         return inside > 0
 

@@ -9,7 +9,7 @@ B samples, K cells, Q points in a cell, d dimension, p parameters.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +18,9 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from fem_frames.mesh import Floats, Grid, Ints, MeshArrays, as_tuple
+from fem_frames.callbacks import calling
+from fem_frames.mesh import Floats, Grid, Ints, MeshArrays
+from fem_frames.parameters import Gaussian, Uniform, numbers, whole_number
 
 REFINEMENTS = ("red", "dolfinx")
 Array = Any  # a NumPy array or a torch tensor
@@ -31,77 +33,6 @@ def namespace(array: Array) -> ModuleType:
     import torch
 
     return torch
-
-
-# ---- parameters -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Uniform:
-    """Parameters uniform in a box."""
-
-    lower: tuple[float, ...]
-    upper: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "lower", as_tuple(self.lower))
-        object.__setattr__(self, "upper", as_tuple(self.upper))
-        if len(self.lower) != len(self.upper) or not self.lower:
-            raise ValueError(f"a box needs as many lower as upper bounds, not {len(self.lower)} and {len(self.upper)}")
-        if not all(low < high for low, high in zip(self.lower, self.upper, strict=True)):
-            raise ValueError(f"the box from {self.lower} to {self.upper} is empty: lower must be below upper")
-        if not np.isfinite([*self.lower, *self.upper]).all():
-            raise ValueError(f"the box from {self.lower} to {self.upper} is not bounded")
-
-    @property
-    def dimension(self) -> int:
-        return len(self.lower)
-
-    def sample(self, count: int, seed: int | Sequence[int]) -> Floats:
-        """(count, p) random parameters; fewer of the same seed are the first of more."""
-        return np.random.default_rng(seed).uniform(self.lower, self.upper, (count, self.dimension))
-
-    def quantile(self, points: Floats) -> Floats:
-        """(B, p) points of the unit cube to parameters: uniform to their distribution."""
-        low, high = np.array(self.lower), np.array(self.upper)
-        return np.asarray(low + points * (high - low))
-
-    def outside(self, y: Floats) -> npt.NDArray[np.bool_]:
-        """(B,) where y is not in the box, up to rounding in its last digits."""
-        slack = 1e-6 * (np.asarray(self.upper) - self.lower)
-        return np.asarray(((y < self.lower - slack) | (y > self.upper + slack)).any(axis=1))
-
-    def __str__(self) -> str:
-        if len(set(self.lower)) == len(set(self.upper)) == 1:
-            return f"[{self.lower[0]:g}, {self.upper[0]:g}]^{self.dimension}"
-        return " × ".join(f"[{low:g}, {high:g}]" for low, high in zip(self.lower, self.upper, strict=True))
-
-
-@dataclass(frozen=True)
-class Gaussian:
-    """Independent standard normal parameters."""
-
-    dimension: int
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "dimension", whole_number(self.dimension, "the number of normal parameters"))
-
-    def sample(self, count: int, seed: int | Sequence[int]) -> Floats:
-        """(count, p) random parameters; fewer of the same seed are the first of more."""
-        return np.random.default_rng(seed).standard_normal((count, self.dimension))
-
-    def quantile(self, points: Floats) -> Floats:
-        """(B, p) points of the unit cube to parameters: uniform to their distribution."""
-        from scipy.special import ndtri
-
-        return np.asarray(ndtri(np.clip(points, 1e-12, 1 - 1e-12)))
-
-    def outside(self, y: Floats) -> npt.NDArray[np.bool_]:
-        """(B,) nowhere: every y is possible."""
-        return np.zeros(len(y), bool)
-
-    def __str__(self) -> str:
-        return f"N(0, I) in R^{self.dimension}"
 
 
 # ---- coefficients ---------------------------------------------------------------------------------------
@@ -144,7 +75,7 @@ class ByRegion:
         if len(unknown):
             raise ValueError(
                 f"cells carry the region tags {unknown.tolist()}, which the coefficient does not know; "
-                f"it has values for {known.tolist()}: add them to ByRegion, or mend the tags of the mesh"
+                f"it has values for {known.tolist()}: add them to ByRegion, or fix the tags of the mesh"
             )
         fixed = list(self.fixed)
         places = [fixed.index(tag) if tag in self.fixed else len(fixed) + self.parameter[tag] for tag in known.tolist()]
@@ -309,9 +240,9 @@ class Problem:
             raise ValueError(f"y of sample {int(np.argwhere(~np.isfinite(checked))[0, 0])} is not finite")
         outside = np.flatnonzero(self.parameters.outside(checked))
         if len(outside):
-            values = ", ".join(f"{v:g}" for v in checked[outside[0]])
             raise ValueError(
-                f"y of sample {outside[0]} = ({values}) is outside the parameters {self.parameters} of {self.name}"
+                f"y of sample {outside[0]} = {numbers(checked[outside[0]])} is outside the parameters "
+                f"{self.parameters} of {self.name}"
             )
         return checked
 
@@ -321,60 +252,60 @@ class Problem:
         # As many points in a cell as no other number here: a function that mixes up its axes does not fit.
         count = 3 + self.parameters.dimension
         trial = np.resize(points[:2].reshape(-1, points.shape[-1]), (2, count, points.shape[-1]))
-        try:
+        with calling("the coefficient", getattr(self.coefficient, "function", None), _HOW):
             tables = self.coefficient.tabulate(trial, np.resize(regions, 2))
-            _spread(self.coefficient.evaluate(tables, y), (2, 2, count), "the coefficient a")
-            self.source_values(y, trial)
-        except TypeError as error:
-            raise ValueError(
-                f"coefficient or source cannot be evaluated, functions of x and y are expected: {error}"
-            ) from error
-        return self.coefficient.tabulate(points, regions)
+            values = self.coefficient.evaluate(tables, y)
+        _spread(values, (2, 2, count), "the coefficient a")
+        self.source_values(y, trial)
+        with calling("the coefficient", getattr(self.coefficient, "function", None), _HOW):
+            return self.coefficient.tabulate(points, regions)
 
     def coefficient_values(self, tables: tuple[npt.NDArray, ...], y: Floats, points: Floats) -> Floats:
         """(B, K, Q) values of a_y, checked to be finite and positive."""
         shape = (len(y), *points.shape[:2])
-        a = _spread(self.coefficient.evaluate(tables, y), shape, "the coefficient a")
+        with calling("the coefficient", getattr(self.coefficient, "function", None), _HOW):
+            values = self.coefficient.evaluate(tables, y)
+        a = _spread(values, shape, "the coefficient a")
         wrong = np.argwhere(~(a > 0) | ~np.isfinite(a))
         if len(wrong):
             sample, cell, q = wrong[0]
             raise ValueError(
-                f"a_y must be positive and finite, but it is {a[sample, cell, q]:.3g} for sample {sample} "
-                f"in cell {cell} at x = {np.round(points[cell, q], 6).tolist()}; "
-                "mend the coefficient or the parameter box"
+                f"a_y must be positive and finite, but it is {a[sample, cell, q]:.3g} for y = {numbers(y[sample])} "
+                f"in cell {cell} at x = {numbers(points[cell, q])}; fix the coefficient or the parameter box"
             )
         return a
 
     def source_values(self, y: Floats, points: Floats) -> Floats:
         """(B, K, Q) values of f_y, checked to be finite."""
-        f = self.source(points, y[:, None, None, :]) if callable(self.source) else self.source
-        f = _spread(f, (len(y), *points.shape[:2]), "the source f")
+        with calling("the source", self.source, _HOW):
+            values = self.source(points, y[:, None, None, :]) if callable(self.source) else self.source
+        f = _spread(values, (len(y), *points.shape[:2]), "the source f")
         if not np.isfinite(f).all():
             sample, cell, q = np.argwhere(~np.isfinite(f))[0]
-            raise ValueError(f"f is not finite for sample {sample} at x = {np.round(points[cell, q], 6).tolist()}")
+            raise ValueError(
+                f"f is {f[sample, cell, q]} for y = {numbers(y[sample])} at x = {numbers(points[cell, q])}: "
+                "fix the source"
+            )
         return f
 
     def boundary_values(self, name: Literal["dirichlet_value", "neumann_value"], points: Floats) -> Floats:
         """(n,) values of g or h at points (n, d)."""
         data = getattr(self, name)
+        with calling(name, data, "it is a number or a function of x (n, d), x[:, i], with n values"):
+            found = data(points) if callable(data) else data
         try:
-            values = np.broadcast_to(np.asarray(data(points) if callable(data) else data, np.float64), len(points))
-        except Exception as error:
-            why = f"{type(error).__name__}: {error}"
+            values = np.broadcast_to(np.asarray(found, np.float64), len(points))
+        except (TypeError, ValueError) as error:
             raise ValueError(
-                f"{name} cannot be evaluated: {why}; it is a number or a function of x (n, d), x[:, i], with n values"
+                f"{name} has values of shape {np.shape(found)} for x of shape {points.shape}; it is a number or a "
+                "function of x (n, d), x[:, i], with n values"
             ) from error
         if not np.isfinite(values).all():
             raise ValueError(f"{name} is not finite at x = {points[~np.isfinite(values)][0].tolist()}")
         return values
 
 
-def whole_number(value: Any, name: str, least: int | None = 1) -> int:
-    """The value as int, or a ValueError that names it."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or (least is not None and value < least):
-        bound = "" if least is None else f" of at least {least}"
-        raise ValueError(f"{name} is {value!r}; a whole number{bound} is expected")
-    return int(value)
+_HOW = "functions of x and y write x[..., i] and y[..., k], and take exp and the like from fem_frames.namespace(y)"
 
 
 def _spread(values: Array, shape: tuple[int, ...], what: str) -> Floats:

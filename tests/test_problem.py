@@ -86,9 +86,9 @@ def test_bad_parameters_are_named(y, message):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (lambda x, y: x, "neumann_value cannot be evaluated: TypeError"),
-        (lambda x: x[:, 7], "neumann_value cannot be evaluated: IndexError"),
-        (lambda x: np.ones(3), r"neumann_value cannot be evaluated: ValueError.* x\[:, i\], with n values"),
+        (lambda x, y: x, "neumann_value fails in .*test_problem.py, line [0-9]+, in <lambda>: TypeError"),
+        (lambda x: x[:, 7], "neumann_value fails in .*test_problem.py, line .*: IndexError"),
+        (lambda x: np.ones(3), r"neumann_value has values of shape .* x\[:, i\], with n values"),
         (lambda x: np.full(len(x), np.inf), r"neumann_value is not finite at x = \[0.0, 0.0\]"),
     ],
 )
@@ -147,14 +147,14 @@ def test_values_that_cannot_be_are_named():
     x = np.full((3, 1, 2), 0.5)
     y = np.array([[1.0], [1.2]])
     negative = square(coefficient=Pointwise(lambda x, y: 1.1 - y[..., 0] + 0 * x[..., 0]))
-    with pytest.raises(ValueError, match=r"-0.1 for sample 1 in cell 0 at x = \[0.5, 0.5\]"):
+    with pytest.raises(ValueError, match=r"-0.1 for y = \(1.2\) in cell 0 at x = \(0.5, 0.5\)"):
         negative.coefficient_values(negative.coefficient.tabulate(x, np.zeros(3, int)), y, x)
     with pytest.raises(ValueError, match="source f has values of shape"):
         square(source=lambda x, y: np.ones(7)).source_values(y, x)
     square(source=lambda x, y: x[..., 0]).source_values(y, x)
     with pytest.raises(ValueError, match=r"source f has values of shape \(3, 2\).* write x\[..., i\]"):
         square(source=lambda x, y: x[:, 0]).source_values(y, x)
-    with pytest.raises(ValueError, match="f is not finite"):
+    with pytest.raises(ValueError, match=r"f is nan for y = \(1\) at x = \(0.5, 0.5\)"):
         square(source=lambda x, y: x[..., 0] * np.nan).source_values(y, x)
     with pytest.raises(ValueError, match=r"region tags \[4\].* has values for \[0\]"):
         ByRegion.each(1).tabulate(x, np.array([0, 0, 4]))
@@ -187,7 +187,7 @@ def test_facet_tags_come_in_many_forms():
 def test_functions_of_x_alone_are_named():
     x = np.full((3, 1, 2), 0.5)
     for change in ({"source": lambda x: x[..., 0]}, {"coefficient": Pointwise(lambda x: x[..., 0])}):
-        with pytest.raises(ValueError, match="functions of x and y are expected"):
+        with pytest.raises(ValueError, match=r"fails in .*, line \d+, in <lambda>: TypeError.*functions of x and y"):
             square(**change).tabulate(x, np.zeros(3, int))
 
 
@@ -231,7 +231,7 @@ def test_problem_of_a_file_of_ones_own(tmp_path):
 @pytest.mark.parametrize("content", ["def broken(:", "raise SystemExit(0)", "1 / 0", "import absent_module"])
 def test_files_that_do_not_load_are_named(tmp_path, content):
     (tmp_path / "bad.py").write_text(content)
-    with pytest.raises(ValueError, match=r"bad\.py cannot be loaded: \w+"):
+    with pytest.raises(ValueError, match=r"loading .*bad\.py (fails|ends the program)"):
         make_problem(str(tmp_path / "bad.py"))
 
 

@@ -1,0 +1,49 @@
+"""Errors inside functions that users wrote: where they happened, in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fem_frames.files import one_line
+
+_OURS = (Path(__file__).parent, Path(sysconfig.get_path("stdlib")))
+
+
+@contextlib.contextmanager
+def calling(what: str, function: Any = None, advice: str = "") -> Iterator[None]:
+    """Turns any error of a user's function inside into a ValueError that names file, line and function."""
+    try:
+        yield
+    except Exception as error:
+        where = _place(error)
+        if where is None and isinstance(error, ValueError):
+            raise  # it is ours, and says what is wrong
+        where = where or _definition(function)
+        text = f"{what} fails{where}: {type(error).__name__}: {one_line(error)}"
+        raise ValueError(f"{text}; {advice}" if advice else text) from error
+
+
+def _place(error: BaseException) -> str | None:
+    """Where the innermost frame is that belongs neither to this package nor to an installed one."""
+    own = [f for f in traceback.extract_tb(error.__traceback__) if _is_users(Path(f.filename))]
+    if not own:
+        return None
+    return f" in {own[-1].filename}, line {own[-1].lineno}, in {own[-1].name}"
+
+
+def _definition(function: Any) -> str:
+    """Where a function is defined that could not even be called."""
+    code = getattr(function, "__code__", None)
+    return f" in {code.co_filename}, line {code.co_firstlineno}, in {code.co_name}" if code is not None else ""
+
+
+def _is_users(path: Path) -> bool:
+    if not path.is_absolute():
+        return not path.name.startswith("<frozen")  # <stdin> and the like are the user's
+    installed = {"site-packages", "dist-packages"} & set(path.parts)
+    return not installed and not any(folder in path.parents for folder in _OURS)
