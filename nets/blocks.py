@@ -31,6 +31,11 @@ class Dense(nn.Module):
         super().__init__()
         self.W, self.b = _matrix(*nets, width, inputs), _bias(*nets, width)
 
+    @staticmethod
+    def count(inputs: int, width: int) -> int:
+        """Number of its parameters."""
+        return width * inputs + width
+
     def forward(self, x: Tensor) -> Tensor:
         return functional.silu(affine(self.W, x, _column(self.b)))
 
@@ -46,6 +51,11 @@ class ResBlock(nn.Module):
         rank = min(rank, width)
         self.W, self.b = _matrix(*nets, rank, width), _bias(*nets, rank)
         self.A, self.c = _matrix(*nets, width, rank), _bias(*nets, width)
+
+    @staticmethod
+    def count(width: int, rank: int) -> int:
+        """Number of its parameters."""
+        return 2 * min(rank, width) * width + min(rank, width) + width
 
     def forward(self, z: Tensor) -> Tensor:
         inner = functional.silu(affine(self.W, z, _column(self.b)))  # (·, r, B)

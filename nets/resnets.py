@@ -75,6 +75,11 @@ class CoefficientNet(nn.Module, ABC):
     def coefficients(self, x: Tensor) -> Tensor:
         """(p, B) to (Nhat, B)."""
 
+    @classmethod
+    @abstractmethod
+    def count(cls, parameters: int, level_sizes: Sizes, rank: int, blocks: int, start: int = 0) -> int:
+        """Number of the net's own parameters, without making it; `start` counts from the first level."""
+
     def forward(self, y: Tensor) -> Tensor:
         if y.ndim != 2 or y.shape[1] != len(self._centre):
             raise ValueError(f"y has shape {tuple(y.shape)}, but the net takes (B, {len(self._centre)})")
@@ -123,6 +128,10 @@ class FullResNet(CoefficientNet):
         width = sum(map(sum, self.level_sizes.values()))
         self.layers = _chain(Dense(parameters, width), _blocks(width, self.rank, self.blocks))
 
+    @classmethod
+    def count(cls, parameters: int, level_sizes: Sizes, rank: int, blocks: int, start: int = 0) -> int:
+        return chain_size(parameters, sum(map(sum, level_sizes.values())), rank, blocks)
+
     def coefficients(self, x: Tensor) -> Tensor:
         found: Tensor = self.layers(x)
         return found
@@ -141,6 +150,10 @@ class SeparateResNets(CoefficientNet):
             for size in sizes
             if size
         )
+
+    @classmethod
+    def count(cls, parameters: int, level_sizes: Sizes, rank: int, blocks: int, start: int = 0) -> int:
+        return sum(chain_size(parameters, size, rank, blocks) for own in level_sizes.values() for size in own if size)
 
     def coefficients(self, x: Tensor) -> Tensor:
         return torch.cat([net(x) for net in self.nets])
@@ -177,6 +190,19 @@ class SeparateFrameNets(CoefficientNet):
                 raise ValueError(f"start_level is {start_level}, but levels are {levels}: choose one of these")
             start = max(start - first, 0)
             self.nets.append(LevelNets(parameters, sizes[first:], steps[first:], self.rank, self.blocks, start))
+
+    @classmethod
+    def count(cls, parameters: int, level_sizes: Sizes, rank: int, blocks: int, start: int = 0) -> int:
+        total = 0
+        for sizes in level_sizes.values():
+            first = next(j for j, size in enumerate(sizes) if size)
+            own, begin = sizes[first:], max(start - first, 0)
+            total += sum(chain_size(parameters, size, rank, blocks) for size in own[:begin])
+            nets = len(own) - begin
+            total += nets * chain_size(parameters, own[begin], rank, 0)
+            on_the_way = [1, *range(nets - 1, 0, -1)]
+            total += sum(n * blocks * ResBlock.count(s, rank) for n, s in zip(on_the_way, own[begin:], strict=True))
+        return total
 
     def coefficients(self, x: Tensor) -> Tensor:
         return torch.cat([net(x) for net in self.nets])
@@ -243,6 +269,11 @@ def _chain(*layers: nn.Module | list[nn.Module]) -> nn.Sequential:
 
 def _blocks(width: int, rank: int, count: int) -> list[nn.Module]:
     return [ResBlock(width, rank) for _ in range(count)]
+
+
+def chain_size(parameters: int, width: int, rank: int, blocks: int) -> int:
+    """Number of the parameters of a dense layer and blocks."""
+    return Dense.count(parameters, width) + blocks * ResBlock.count(width, rank)
 
 
 def _refuse(start_level: int | None, name: str) -> None:

@@ -34,6 +34,7 @@ def test_parameter_counts_are_those_of_the_paper(name, count):
     problem, arrays = paper_frame()
     net = build(name, problem, arrays)
     assert net.parameter_count() == count
+    assert NETS[name].count(4, net.level_sizes, net.rank, net.blocks) == count
     assert net(samples(problem, 2, torch.float32)).shape == (2, 4092)
 
 
@@ -158,6 +159,17 @@ def test_prolonged_nets_are_the_papers_one_by_one(kind, later):
                     z = z + A @ silu(W @ z + b) + c
             expected.append(z)
     torch.testing.assert_close(net(y), torch.cat(expected).T, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["interval, LS", "square, LS", "cube"])
+@pytest.mark.parametrize("name", NETS)
+def test_parameters_are_counted_without_making_the_net(kind, name):
+    problem, arrays = case(kind)
+    starts = [None, arrays.finest_level - 1, arrays.finest_level] if name == "separate-frame" else [None]
+    for start in starts:
+        net = build(name, problem, arrays, rank=3, blocks=2, start_level=start)
+        counted = net.count(problem.parameters.dimension, net.level_sizes, 3, 2, (start or 0) - arrays.first_level)
+        assert counted == net.parameter_count()
 
 
 def test_nets_that_start_on_the_finest_level_are_the_separate_ones():
