@@ -16,8 +16,10 @@ from torch import Tensor
 from fem_frames.arrays import FrameArrays
 from fem_frames.formulations import make_formulation
 from fem_frames.frame import Frame, check_dtype
+from fem_frames.memory import check_memory
 from fem_frames.problem import Problem
 from fem_frames.studies import nominal_parameters
+from fem_frames.tables import state_size
 
 Row = dict[str, Any]
 ROUTES = ("copy", "recursive", "gather", "csr", "coo", "bpx")
@@ -32,7 +34,7 @@ PROBLEMS = {1: "quarters", 2: "checkerboard", 3: "cube"}
 
 def benchmark_rows(
     arrays: FrameArrays,
-    problem: Problem,
+    problem: Problem | None,
     dtypes: Sequence[str] = ("float32", "float16"),
     routes: Sequence[str] = ROUTES,
     batch: int = 64,
@@ -42,8 +44,11 @@ def benchmark_rows(
     """One row for every dtype and route.
 
     Forward is z = D w; backward adds the gradient Dᵀ z', through autograd. For `bpx` forward is A_y H w, and backward
-    goes through both. `copy` copies w and z once forward, and once more backward.
+    goes through both; of all routes only this one needs the problem. `copy` copies w and z once forward, and once more
+    backward.
     """
+    needed = 16.0 * batch * (arrays.frame_size + state_size(arrays) * len(arrays.volumes))
+    check_memory(f"a batch of {batch} samples", needed, "use a smaller batch")
     for dtype in dtypes:
         frame = Frame.from_arrays(arrays, dtype, device)
         # Batch last in memory, as operators give and take it.
@@ -66,7 +71,7 @@ def benchmark_rows(
 
 
 def _runs(
-    frame: Frame, problem: Problem, route: str, w: Tensor, z: Tensor
+    frame: Frame, problem: Problem | None, route: str, w: Tensor, z: Tensor
 ) -> tuple[Callable[[], object], Callable[[], object]]:
     if route == "copy":
         to_w, to_z = torch.empty_like(w), torch.empty_like(z)
@@ -83,6 +88,7 @@ def _runs(
     leaf = w.clone(memory_format=torch.preserve_format).requires_grad_()
     operator: Callable[[Tensor], Tensor]
     if route == "bpx":
+        assert problem is not None
         formulation = make_formulation(frame, problem)
         y = torch.as_tensor(nominal_parameters(problem)).to(frame.device, frame.dtype)
         A = formulation.A(y.expand(w.shape[0], -1))

@@ -12,8 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from fem_frames.callbacks import calling
+from fem_frames.files import check_file
+from fem_frames.memory import check_memory
 from fem_frames.mesh import Floats, Grid, Ints, MeshArrays
 from fem_frames.problem import Array, ByRegion, ExpAffine, Gaussian, Pointwise, Problem, Uniform, whole_number
+from fem_frames.speech import either
 
 
 def quarters(low: float = 0.5, high: float = 1.5) -> Problem:
@@ -67,6 +71,7 @@ def cookies(rows: int = 2, radius: float = 0.3, low: float = 0.5, high: float = 
     The radius is relative to the distance of the centres. A cell belongs to a disk if its midpoint does.
     """
     rows = whole_number(rows, "rows")
+    _check_count("rows", rows, rows**2)
     if not 0 < radius <= 0.5:
         raise ValueError(f"radius is {radius}; disks need 0 < radius <= 0.5, in units of the distance of centres")
 
@@ -89,6 +94,7 @@ def lognormal(terms: int = 8, scale: float = 1.0, decay: float = 2.0) -> Problem
     The sum runs over the `terms` smallest k ≠ 0.
     """
     terms = whole_number(terms, "terms")
+    _check_count("terms", terms, terms)
     side = range(int(np.sqrt(terms)) + 2)
     waves = sorted(((m, n) for m in side for n in side if m + n > 0), key=lambda k: (k[0] ** 2 + k[1] ** 2, k[1]))
     k = np.array(waves[:terms], np.float64)  # (terms, 2)
@@ -129,10 +135,10 @@ def make_problem(name: str, **options: Any) -> Problem:
     Such a file defines `problem` (or `name`): a Problem, or a function that makes one from the options.
     """
     options = {key: value.item() if isinstance(value, np.generic) else value for key, value in options.items()}
-    file, _, attribute = name.rpartition(":") if ".py:" in name else (name, "", "problem")
+    file, attribute = _split(name)
     if name in PROBLEMS:
         make = PROBLEMS[name]
-    elif file.endswith(".py"):
+    elif is_file(name):
         made = _load(Path(file), attribute)
         if isinstance(made, Problem):
             if options:
@@ -146,23 +152,41 @@ def make_problem(name: str, **options: Any) -> Problem:
             f"there is no problem {name!r}; choose from {', '.join(PROBLEMS)}, or give a file.py:name of your own"
         )
     _check_options(name, make, options)
-    try:
+    with calling(f"making the problem {name} with the options {options}", make):
         problem = make(**options)
-    except TypeError as error:
-        raise ValueError(f"problem {name} cannot be made with the options {options}: {error}") from error
     if not isinstance(problem, Problem):
         raise ValueError(f"{name} made a {type(problem).__name__}, not a fem_frames.Problem")
     return replace(problem, name=name, options=options)
 
 
-def recorded_problem(record: Mapping[str, Any], *, files: bool = True) -> Problem:
-    """The problem that a frame's record names; those from files, which are executed, only if allowed."""
-    name = str(record.get("problem"))
-    if name not in PROBLEMS and not files:
-        raise ValueError(f"it is not built in, and {name} is not executed unless you name it")
-    problem = make_problem(name, **dict(record.get("options", {})))
+def recorded_problem(record: Mapping[str, Any], name: str | None = None, options: Any = None) -> Problem:
+    """The built-in problem that a frame's record names, or the one that the caller names; with the refinement recorded.
+
+    A record never chooses code to run: if it names a file, the caller has to name one too.
+    """
+    if name is None:
+        name = str(record.get("problem"))
+        if name not in PROBLEMS:
+            raise ValueError(f"it is not built in, and files do not choose code to run: give {_itself(name)}")
+    problem = make_problem(name, **dict(record.get("options", {}) if options is None else options))
     refinement = record.get("refinement", problem.refinement)
     return problem if refinement == problem.refinement else replace(problem, refinement=refinement)
+
+
+def is_file(name: str) -> bool:
+    """Whether a problem of this name is taken from a Python file, which is executed."""
+    return name not in PROBLEMS and _split(name)[0].endswith(".py")
+
+
+def _split(name: str) -> tuple[str, str]:
+    """File and attribute of `file.py:attribute`."""
+    file, _, attribute = name.rpartition(":") if ".py:" in name else (name, "", "problem")
+    return file, attribute
+
+
+def _itself(name: str) -> str:
+    shown = name if is_file(name) else "mine.py"
+    return either(f"--problem {shown}", f"problem=make_problem({shown!r})" if is_file(name) else "problem=…")
 
 
 def _check_options(name: str, make: Callable[..., Problem], options: dict[str, Any]) -> None:
@@ -182,20 +206,24 @@ def _check_options(name: str, make: Callable[..., Problem], options: dict[str, A
 
 
 def _load(path: Path, attribute: str) -> Any:
-    if not path.is_file():
-        raise ValueError(f"there is no file {path} to take a problem from")
+    """What the file defines by this name. Modules beside it are found last: they replace no installed one."""
+    try:
+        check_file(path)
+    except ValueError as error:
+        raise ValueError(f"{error}, to take a problem from") from error
     name = f"fem_frames_problem_{path.stem}_{abs(hash(path.resolve()))}"
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look there for the module they are defined in
-    if str(path.resolve().parent) not in sys.path:  # like a script, it may import what lies beside it
-        sys.path.insert(0, str(path.resolve().parent))
+    if str(path.resolve().parent) not in sys.path:
+        sys.path.append(str(path.resolve().parent))
     try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        raise ValueError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
+        with calling(f"loading {path}"):
+            spec.loader.exec_module(module)
+    except SystemExit as error:
+        raise ValueError(f"loading {path} ends the program: {error}; leave sys.exit out of it") from error
     if not hasattr(module, attribute):
         raise ValueError(f"{path} does not define {attribute!r}; name what it defines as {path}:name")
     found = getattr(module, attribute)
@@ -204,8 +232,14 @@ def _load(path: Path, attribute: str) -> Any:
     return found
 
 
+def _check_count(name: str, value: int, parameters: int) -> None:
+    """A ValueError for more parameters than memory holds: a number, and a place in lists and tables, for each."""
+    check_memory(f"{name} = {value}, which makes {parameters:.3g} parameters,", 500.0 * parameters, f"use fewer {name}")
+
+
 def _block_problem(d: int, blocks: int, low: float, high: float) -> Problem:
     blocks = whole_number(blocks, "blocks")
+    _check_count("blocks", blocks, blocks**d)
     # The coarse mesh is as coarse as can be: halving it `halvings` times resolves the blocks.
     halvings = (blocks & -blocks).bit_length() - 1
     return Problem(

@@ -188,7 +188,7 @@ def test_a_full_disk_loses_nothing_that_was_saved(tmp_path, frame_file):
 def test_runs_are_replaced_only_when_told(tmp_path):
     c = Configuration(**SMALL, epochs=2)
     train(c, tmp_path / "run", quiet=True)
-    with pytest.raises(ValueError, match="holds a run: --resume continues it, --force replaces it"):
+    with pytest.raises(ValueError, match="holds a run: resume=True continues it, force=True replaces it"):
         train(c, tmp_path / "run", quiet=True)
     train(Configuration(**SMALL, epochs=3), tmp_path / "run", force=True, quiet=True)
     assert result_of(tmp_path / "run")["steps"] == 3

@@ -112,8 +112,8 @@ def test_training_is_measured_by_bench(capsys):
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({}, "the nets of u see 4 parameters through 1 number, as many as it has on the level that they start on"),
-        ({"start_level": 2}, "the nets of u see 4 parameters through 3 numbers"),
+        ({}, "level 1 has 1 degree of freedom of u for 4 parameters; try start_level=3"),
+        ({"start_level": 2}, "level 2 has 3 degrees of freedom of u for 4 parameters"),
         ({"start_level": 3}, ""),
         ({"loss": "nodal"}, ""),
         ({"net": "full"}, ""),
@@ -125,4 +125,4 @@ def test_nets_that_see_little_of_y_are_told_of(tmp_path, capsys, settings, told)
     train(Configuration(**chosen), tmp_path / "run")
     heard = capsys.readouterr().err
     assert told in heard
-    assert ("--start-level 3" in heard) == bool(told)
+    assert ("start_level=3" in heard) == bool(told)

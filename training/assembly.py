@@ -14,12 +14,15 @@ import torch
 
 from fem_frames.arrays import FrameArrays
 from fem_frames.formulations import Formulation
-from fem_frames.frame import check_device
+from fem_frames.frame import DTYPES, check_device
+from fem_frames.memory import check_memory
 from fem_frames.mesh import Floats
 from fem_frames.problem import Problem
 from fem_frames.problems import make_problem, recorded_problem
 from fem_frames.rows import Rows, RowsProduct
 from fem_frames.solutions import ReferenceSolutions
+from fem_frames.speech import option
+from fem_frames.tables import state_size
 from nets import SeparateFrameNets
 from training import runs
 from training.configuration import Configuration, Resolved
@@ -74,8 +77,7 @@ def problem_of(c: Configuration, folder: Path) -> Problem:
         return recorded_problem(record)
     except ValueError as error:
         raise ValueError(
-            f"{c.frame} is a frame of the problem {record.get('problem')!r}, which cannot be made: {error}; "
-            "give problem too"
+            f"{c.frame} is a frame of the problem {record.get('problem')!r}, which cannot be made: {error}"
         ) from error
 
 
@@ -99,8 +101,27 @@ def make_frame(c: Configuration, problem: Problem, folder: Path, world: World) -
     return FrameArrays.load(path)
 
 
+def check_sizes(c: Resolved, arrays: FrameArrays, problem: Problem) -> None:
+    """A ValueError if net, batch or test set need more memory than there is, told before they are made."""
+    net = describe_net(c, problem)
+    size, count = DTYPES[c.precision].itemsize, net.count(arrays)
+    modules = c.blocks * sum(len(own) for own in level_sizes(arrays, net.nodal).values())
+    # Parameters, gradient, and what the optimizer keeps of both; Python's objects for every block.
+    check_memory(f"a net of {count:.3g} parameters", 4.0 * count * size + 1e4 * modules, "use fewer blocks or levels")
+    states = len(arrays.volumes) * state_size(arrays)
+    activations = (2 * c.blocks + 2) * arrays.frame_size + 3 * states
+    check_memory(f"a batch of {c.batch} samples", float(c.batch) * activations * size, "use a smaller batch")
+    for name, samples in (("test_samples", c.test_samples), ("training_samples", c.training_samples or 0)):
+        values = sum(len(f.lift[-1]) for f in arrays.fields)
+        check_memory(f"{name} = {samples}", 8.0 * samples * values, f"use fewer {name}")
+
+
 def make_samples(c: Resolved, problem: Problem, world: World) -> Samples:
     """The training samples."""
+    drawn = FreshSamples.BLOCK if c.sampling == "fresh" else 1  # batches at a time
+    for name, count in (("batch", drawn * c.batch), ("test_samples", c.test_samples)):
+        needed = 8.0 * count * problem.parameters.dimension
+        check_memory(f"{name} = {getattr(c, name)}", needed, f"use a smaller {name}")
     if c.batch < world.size:
         raise ValueError(f"batch is {c.batch}, but there are {world.size} processes: give each one sample at least")
     if c.sampling == "fixed":
@@ -161,8 +182,8 @@ def hint_of_start(c: Configuration, arrays: FrameArrays, problem: Problem) -> st
     if begins[name] >= p or better <= start:
         return None
     return (
-        f"the nets of {name} see {p} parameters through {begins[name]} number{'s' * (begins[name] > 1)}, as many as it "
-        f"has on the level that they start on; --start-level {better} lets more of them through"
+        f"level {start} has {begins[name]} degree{'s' * (begins[name] > 1)} of freedom of {name} for {p} parameters; "
+        f"try {option('start_level', better)}"
     )
 
 

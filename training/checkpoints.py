@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import re
 import zipfile
 from collections.abc import Callable, Mapping
@@ -12,10 +11,20 @@ from typing import Any
 
 import torch
 
-from fem_frames.files import written_whole
+from fem_frames.files import check_file, one_line, written_whole
+from fem_frames.speech import option
 
 KIND, VERSION = "training checkpoint", 1
 KEPT = 2
+CONTENT: dict[str, Any] = {
+    **dict.fromkeys(("step", "skipped"), int),
+    **dict.fromkeys(("seconds", "best"), float),
+    **dict.fromkeys(("net", "weights", "optimizer", "configuration", "versions"), dict),
+    "stopped": (str, type(None)),
+    "random": torch.Tensor,
+    "fingerprint": list,
+}
+"""What a checkpoint of a run has in it."""
 
 
 def save_tensors(path: str | Path, kind: str, version: int, content: Mapping[str, Any]) -> None:
@@ -26,17 +35,15 @@ def save_tensors(path: str | Path, kind: str, version: int, content: Mapping[str
 
 def load_tensors(path: str | Path, kind: str, version: int) -> dict[str, Any]:
     """What `save_tensors` wrote; anything else, damaged files too, is refused. Nothing in the file is executed."""
-    path = Path(path)
-    if not path.is_file():
-        raise ValueError(f"there is no file {path}")
+    path = check_file(path)
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()  # torch does not look at the checksums
         if damaged is not None:
             raise ValueError(f"the checksum of {damaged} is wrong")
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, EOFError, ValueError, RuntimeError, KeyError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
-        why = str(error).strip().split("\n")[0]
+    except Exception as error:  # whatever unpickling meets
+        why = str(error).strip().split("\n")[0] or one_line(error)
         raise ValueError(f"{path} is no {kind}, or it is cut short or damaged: {why}") from error
     if not isinstance(content, dict) or content.get("format") != kind:
         raise ValueError(f"{path} is no {kind}")
@@ -59,6 +66,19 @@ def link_whole(source: Path, target: Path) -> None:
             file.write(source.read_bytes())
         return
     part.replace(target)
+
+
+def check_content(content: Mapping[str, Any], last_step: int) -> None:
+    """A ValueError unless it is the content of a checkpoint of a run of `last_step` steps."""
+    for name, kind in CONTENT.items():
+        if name not in content:
+            raise ValueError(f"the checkpoint lacks {name}")
+        if not isinstance(content[name], kind):
+            raise ValueError(f"{name} of the checkpoint is a {type(content[name]).__name__}")
+    if not 0 <= content["step"] <= last_step:
+        raise ValueError(f"the checkpoint is of step {content['step']}, but the run has {last_step}")
+    if not all(isinstance(value, float) for value in content["fingerprint"]):
+        raise ValueError("the fingerprint of the checkpoint has no numbers")
 
 
 class Checkpoints:
@@ -100,6 +120,8 @@ class Checkpoints:
         for step in reversed(self.steps()):
             try:
                 content = load_tensors(self.path(step), KIND, VERSION)
+                if content.get("step") != step:
+                    raise ValueError(f"{self.path(step)} is of step {content.get('step')}, unlike its name")
                 fits(content)
             except ValueError as error:
                 refused.append(str(error))
@@ -107,5 +129,5 @@ class Checkpoints:
                 continue
             return content
         if refused:
-            raise ValueError(f"no checkpoint can be used: {refused[-1]}; start anew with --force")
+            raise ValueError(f"no checkpoint can be used: {refused[-1]}; start anew with {option('force')}")
         return None

@@ -18,6 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from fem_frames.files import check_file, one_line
+
 if TYPE_CHECKING:
     from training.precision import Precision
 
@@ -186,6 +188,8 @@ class Configuration:
             _convert(name, value)
         if not self.problem and not self.frame:
             raise ValueError("give problem and levels, or frame with a file written by `fem-frames export`")
+        if self.levels is not None and self.levels < 1:
+            raise ValueError(f"levels is {self.levels}; at least 1 refinement is needed")
         if self.frame:
             for name in ("levels", "first_level", "refinement"):
                 if getattr(self, name) is not None:
@@ -262,13 +266,14 @@ class Configuration:
 
     @classmethod
     def from_toml(cls, path: str | Path) -> dict[str, Any]:
-        """The settings in a file, by name; `Configuration(**settings)` makes the rest."""
+        """The settings in a file, by name; `Configuration(**settings)` makes the rest.
+
+        Commands do not run a problem's file that only such a file names.
+        """
         try:
-            content = tomllib.loads(Path(path).read_text())
-        except FileNotFoundError:
-            raise ValueError(f"there is no file {path}") from None
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise ValueError(f"{path} is no TOML file that can be read: {error}") from error
+            content = tomllib.loads(check_file(path).read_text())
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+            raise ValueError(f"{path} is no TOML file that can be read: {one_line(error)}") from error
         return cls.checked(content, str(path))
 
     @classmethod
@@ -374,6 +379,11 @@ def _convert(name: str, value: Any) -> Any:
         return value
     if kind is dict:
         fits = isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
+        if fits:
+            try:
+                json.dumps(value, allow_nan=False)
+            except (TypeError, ValueError, RecursionError) as error:
+                raise ValueError(f"{name} must be numbers, texts and lists of them: {error}") from error
     elif kind is float:
         fits = isinstance(value, numbers.Real) and math.isfinite(value)
     else:

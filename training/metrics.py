@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fem_frames.formulations import Formulation
+from fem_frames.memory import check_memory
 from fem_frames.mesh import Floats
 from fem_frames.solutions import ReferenceSolutions
 from fem_frames.solvers import solve
@@ -81,6 +82,8 @@ def reference_solutions(exact: Formulation, y: Floats, progress: Progress | None
     """
     tell = progress or (lambda done, count: None)
     problem, arrays = exact.problem, exact.frame.arrays
+    needed = 8.0 * len(y) * sum(len(f.lift[-1]) for f in arrays.fields)
+    check_memory(f"{len(y)} reference solutions", needed, "use fewer samples")
     if has_petsc():
         from mpi4py import MPI
 

@@ -14,7 +14,9 @@ import numpy as np
 import torch
 
 from fem_frames import __version__
-from fem_frames.files import lock, written_whole
+from fem_frames.files import check_file, lock, one_line, refuse_links, written_whole
+from fem_frames.problems import is_file
+from fem_frames.speech import either, option
 from training.configuration import Configuration, Resolved
 from training.log import LOG
 from training.surrogate import FRAME, NET
@@ -56,22 +58,26 @@ def versions() -> dict[str, str]:
 
 def saved_configuration(folder: Path) -> Resolved:
     """The configuration of the run in a folder."""
+    refuse_links(folder)
     recover(folder)
     if not (folder / SETTINGS).is_file():
-        raise ValueError(f"{folder} holds no run that could be resumed: leave out --resume")
+        raise ValueError(f"{folder} holds no run that could be resumed: leave out {option('resume')}")
     return Configuration(**Configuration.from_toml(folder / SETTINGS)).resolved()
 
 
 def check_same(saved: Mapping[str, Any], given: Mapping[str, Any], where: str) -> None:
     """A ValueError if settings differ from those of a run that is to be resumed."""
+    moved = all(is_file(str(settings.get("problem"))) for settings in (saved, given))
+    free = (*FREE, "problem") if moved else FREE  # a file may have moved: a fingerprint tells whether it is the same
     differ = [
         f"{name} {given[name]!r} instead of {value!r}"
         for name, value in saved.items()
-        if name in given and given[name] != value and name not in FREE
+        if name in given and given[name] != value and name not in free
     ]
     if differ:
         raise ValueError(
-            f"{where} is another run ({', '.join(differ)}): resume it with the settings it has, or choose another --out"
+            f"{where} is another run ({', '.join(differ)}): resume it with the settings it has, "
+            "or choose another folder"
         )
 
 
@@ -137,17 +143,22 @@ def _put_back(folder: Path) -> None:
 
 def open_run(folder: Path, configuration: Configuration, resume: bool, force: bool) -> HeldRun:
     """Makes the folder ready for the run."""
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is a file: give a folder as --out")
+    try:
+        there = folder.exists()
+    except OSError as error:  # a name that is too long
+        raise ValueError(f"cannot write to {folder}: {error.strerror or error}") from error
+    if there and not folder.is_dir():
+        raise ValueError(f"{folder} is a file: give a folder as {either('--out', 'out')}")
+    refuse_links(folder)
     recover(folder)
     known = folder.is_dir() and (folder / SETTINGS).exists()
     made = not folder.exists()
     if not made:
         foreign = sorted(p.name for p in folder.iterdir() if p.name not in (LOCK, REMOVED) and not _is_rest(p))
         if foreign and not known:
-            raise ValueError(f"{folder} holds {foreign[0]}, which is not of a run: choose another --out")
+            raise ValueError(f"{folder} holds {foreign[0]}, which is not of a run: choose another folder")
         if known and not resume and not force:
-            raise ValueError(f"{folder} holds a run: --resume continues it, --force replaces it")
+            raise ValueError(f"{folder} holds a run: {option('resume')} continues it, {option('force')} replaces it")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         held = HeldRun(folder, made)
@@ -175,13 +186,51 @@ def write_record(path: Path, result: Mapping[str, Any]) -> None:
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
-    """A file that `write_record` wrote, if it is there."""
+    """A file that `write_record` wrote, result.json or failure.json, if it is there."""
     try:
-        return dict(json.loads(path.read_text()))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError, TypeError) as error:
-        raise ValueError(f"{path} is damaged or cannot be read ({error}): remove it, and run that again") from error
+        if not path.exists():
+            return None
+        record = json.loads(check_file(path).read_text())
+        _check_record(record, _RESULT if path.name == RESULT else _FAILURE)
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise ValueError(
+            f"{path} is damaged or cannot be read ({one_line(error)}): remove it, and run that again"
+        ) from error
+    return dict(record)
+
+
+_NUMBER, _TEXT, _TABLE = (int, float), (str, type(None)), (dict, type(None))
+_CIRCUMSTANCES: dict[str, Any] = {
+    "seconds": _NUMBER,
+    "test": _TABLE,
+    "machine": _TABLE,
+    "versions": _TABLE,
+    "device": _TEXT,
+    "precision": _TEXT,
+    "threads": (int, type(None)),
+    "parameters": (int, type(None)),
+}
+_RESULT = _CIRCUMSTANCES | {
+    "steps": int,
+    "run": str,
+    "parameters": int,
+    "stopped": _TEXT,
+    **{name: (*_NUMBER, type(None)) for name in ("loss", "floor")},
+}
+_FAILURE = _CIRCUMSTANCES | {"step": int, "steps": int, "reason": str}
+_METRICS = ("mre", "mse", "loss", "floor", "ratio", "excess")
+
+
+def _check_record(record: Any, kinds: Mapping[str, Any]) -> None:
+    """A ValueError unless all that is used of a record is there, in its type."""
+    if not isinstance(record, dict):
+        raise ValueError("it is no JSON object")
+    for name, kind in kinds.items():
+        if not isinstance(record.get(name), kind) or isinstance(record.get(name), bool):
+            raise ValueError(f"{name} is {record.get(name)!r}")
+    for name in _METRICS if record["test"] is not None else ():
+        if not isinstance(record["test"].get(name), (*_NUMBER, type(None))):
+            raise ValueError(f"{name} of its test is {record['test'].get(name)!r}")
 
 
 def _is_rest(path: Path) -> bool:

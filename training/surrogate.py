@@ -27,7 +27,8 @@ from fem_frames.problems import recorded_problem
 from fem_frames.rows import accumulation_dtype
 from fem_frames.solvers import ConvergenceError, conjugate_gradients
 from fem_frames.spectra import error_bound
-from nets import CoefficientNet, SeparateFrameNets, make_net
+from fem_frames.speech import either
+from nets import NETS, CoefficientNet, SeparateFrameNets, make_net
 from training.checkpoints import load_tensors, save_tensors
 from training.losses import LOSSES
 from training.output import export_net, nodal_function, write_fields
@@ -51,6 +52,41 @@ class NetDescription:
     box: tuple[tuple[float, ...], tuple[float, ...]] | None
     level_decay: float
     start_level: int | None = None
+
+    @classmethod
+    def from_record(
+        cls, record: Mapping[str, Any], weights: Mapping[str, Tensor], arrays: FrameArrays
+    ) -> NetDescription:
+        """What `asdict` made of one, checked against its weights before anything is built from it."""
+        given = dict(record)
+        given["box"] = None if given["box"] is None else tuple(tuple(map(float, ends)) for ends in given["box"])
+        kinds: dict[str, Any] = {
+            "name": str,
+            "parameters": int,
+            "precision": str,
+            "nodal": bool,
+            "rank": int,
+            "blocks": int,
+            "level_decay": float,
+            "start_level": (int, type(None)),
+        }
+        for name, kind in kinds.items():
+            if not isinstance(given.get(name), kind) or (kind is int and isinstance(given.get(name), bool)):
+                raise ValueError(f"{name} is {given.get(name)!r}")
+        if given["name"] not in NETS or given["precision"] not in DTYPES:
+            raise ValueError(f"there is no net {given['name']!r} in {given['precision']!r}")
+        if not all(isinstance(value, Tensor) for value in weights.values()):
+            raise ValueError("its weights are no tensors")
+        description, found = cls(**given), sum(value.numel() for value in weights.values())
+        if description.count(arrays) != found:
+            raise ValueError(f"it describes a net of {description.count(arrays)} parameters, but has {found}")
+        return description
+
+    def count(self, arrays: FrameArrays) -> int:
+        """Number of the net's parameters, without building it."""
+        sizes, start = level_sizes(arrays, self.nodal), (self.start_level or 0) - first_level(arrays, self.nodal)
+        start = int(np.clip(start, 0, min(map(len, sizes.values())) - 1))  # what is no level is refused by `build`
+        return NETS[self.name].count(self.parameters, sizes, self.rank, self.blocks, start)
 
     def build(self, arrays: FrameArrays, device: torch.device, seed: int = 0) -> CoefficientNet:
         """The net with random weights."""
@@ -173,8 +209,8 @@ class Surrogate:
         if self._problem is None:
             name = self.arrays.record.get("problem")
             raise ValueError(
-                f"losses and bounds need the problem {name!r}, which is not built in: give it, as --problem {name} "
-                "or Surrogate.load(folder, problem=…)"
+                f"losses and bounds need the problem {name!r}, which is not built in: give it, as "
+                + either(f"--problem {name}", "Surrogate.load(folder, problem=…)")
             )
         return self._problem
 
@@ -187,7 +223,8 @@ class Surrogate:
         if known is not None and not np.allclose(fingerprint(made), known, rtol=1e-8, atol=0):
             raise ValueError(
                 f"the problem {self.problem.name} is not the one that the surrogate was trained for, "
-                "its coefficient or source is another; give that one, as --problem or Surrogate.load(folder, problem=…)"
+                "its coefficient or source is another; give that one, as "
+                + either("--problem", "Surrogate.load(folder, problem=…)")
             )
         return made
 
@@ -258,22 +295,21 @@ class Surrogate:
                     f"{folder} holds a run that could not go on, so there is no surrogate; failure.json in it says why"
                 )
             if (folder / "configuration.toml").exists():
-                raise ValueError(
-                    f"{folder} holds no surrogate yet: `fem-frames train --out {folder} --resume` ends the run"
-                )
-            raise ValueError(f"{folder} holds no surrogate; `fem-frames train --out {folder} …` makes one")
+                end = either(f"fem-frames train --out {folder} --resume", f"train(None, {str(folder)!r}, resume=True)")
+                raise ValueError(f"{folder} holds no surrogate yet: `{end}` ends the run")
+            make = either(f"fem-frames train --out {folder} …", f"train(configuration, {str(folder)!r})")
+            raise ValueError(f"{folder} holds no surrogate; `{make}` makes one")
         content = load_tensors(folder / NET, KIND, VERSION)
         arrays = FrameArrays.load(folder / FRAME)
         try:
-            given = dict(content["net"])
-            given["box"] = None if given["box"] is None else tuple(tuple(ends) for ends in given["box"])
-            description = NetDescription(**given)
+            description = NetDescription.from_record(content["net"], content["weights"], arrays)
             net = description.build(arrays, check_device(device))
             net.load_state_dict(content["weights"])
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            _check_saved(content)
+        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
             why = str(error).split("\n")[0]
             raise ValueError(
-                f"{folder / NET} does not fit {folder / FRAME}: {why}; one of them is another run's"
+                f"{folder / NET} does not fit {folder / FRAME}: {why}; one of them is damaged or another run's"
             ) from error
         if problem is not None:
             if not isinstance(problem, Problem):
@@ -283,7 +319,7 @@ class Surrogate:
             arrays.check_problem(problem)
         else:
             with contextlib.suppress(ValueError):  # solutions can be had without
-                problem = recorded_problem(arrays.record, files=False)
+                problem = recorded_problem(arrays.record)
         return cls(net, description, arrays, problem, content.get("record"))
 
     def to_function(self, y: npt.ArrayLike | Tensor, field: str = "u", comm: Any = None) -> Any:
@@ -306,6 +342,16 @@ class Surrogate:
         if len(values["u"]) != 1:
             raise ValueError(f"one y is expected, not {len(values['u'])}")
         return {name: value[0].double().cpu().numpy() for name, value in values.items()}
+
+
+def _check_saved(content: Mapping[str, Any]) -> None:
+    """A ValueError unless what comes with the weights has the types that `save_net` gave it."""
+    record = content.get("record")
+    known = record.get("fingerprint") if isinstance(record, dict) else []
+    if not isinstance(record, dict) or not isinstance(known, list | None):
+        raise ValueError("its record has other types than a surrogate's")
+    if known is not None and not all(isinstance(value, float) for value in known):
+        raise ValueError("its fingerprint has no numbers")
 
 
 def fingerprint(exact: Formulation) -> list[float]:

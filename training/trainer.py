@@ -16,13 +16,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from fem_frames.files import one_line
 from fem_frames.formulations import make_formulation
 from fem_frames.frame import Frame
 from fem_frames.operators import NotFiniteError
 from fem_frames.problem import Problem
+from fem_frames.problems import is_file
 from fem_frames.solutions import ReferenceSolutions
+from fem_frames.speech import either, option
 from training import assembly, runs
-from training.checkpoints import Checkpoints
+from training.checkpoints import Checkpoints, check_content
 from training.configuration import Configuration, Resolved
 from training.distributed import World
 from training.log import Display, RunLog, display
@@ -32,12 +35,6 @@ from training.optimizers import LINE_SEARCH, cosine_rate, make_stepper
 from training.precision import MasterWeights, Weights
 from training.signals import StopSignals
 from training.surrogate import fingerprint
-
-CONTENT = {
-    *("step", "net", "weights", "optimizer", "random", "seconds", "skipped", "best", "stopped"),
-    *("configuration", "fingerprint", "versions"),
-}
-"""What a checkpoint has in it."""
 
 
 class TrainingError(RuntimeError):
@@ -62,10 +59,16 @@ def train(
     if resume:
         complete = runs.read_record(folder / runs.RESULT)
         saved = runs.saved_configuration(folder)
+        named = is_file(saved.problem) and problem is None
         if configuration is not None:
             given = configuration.resolved()
             runs.check_same(saved.record(), given.record(), str(folder))
-            saved = replace(saved, **{name: getattr(given, name) for name in runs.FREE})
+            saved = replace(saved, **{name: getattr(given, name) for name in (*runs.FREE, *(["problem"] * named))})
+        elif named and complete is None:
+            raise ValueError(
+                f"{folder} is a run of the problem {saved.problem}, and files do not choose code to run: "
+                f"give it again, problem=make_problem({saved.problem!r})"
+            )
         if complete is not None:
             return complete  # its checkpoints may be gone
         configuration = saved
@@ -107,8 +110,9 @@ class Training:
         self.folder, self.world, self.device, self._quiet = folder, world, device, quiet
         self._say: Callable[[str], None] = (lambda text: None) if quiet else Display().say
         problem = assembly.problem_of(c, folder) if problem is None else problem
-        arrays = assembly.make_frame(c, problem, folder, world)
         self.samples = assembly.make_samples(c, problem, world)
+        arrays = assembly.make_frame(c, problem, folder, world)
+        assembly.check_sizes(c, arrays, problem)
         formulation = make_formulation(Frame.from_arrays(arrays, c.precision, device), problem)
         self.loss = assembly.make_run_loss(c, formulation, self.samples, folder, world, self._say)
         self.checkpoints = Checkpoints(folder / runs.CHECKPOINTS)
@@ -174,10 +178,11 @@ class Training:
                         self._save_checkpoint(improved)
                 if self._stopping:
                     self._save_checkpoint(False)
-                    raise KeyboardInterrupt(
-                        f"interrupted after step {self.step} of {total}; "
-                        f"fem-frames train --out {self.folder} --resume goes on"
+                    goes_on = either(
+                        f"fem-frames train --out {self.folder} --resume",
+                        f"train(None, {str(self.folder)!r}, resume=True)",
                     )
+                    raise KeyboardInterrupt(f"interrupted after step {self.step} of {total}; {goes_on} goes on")
                 if self.metrics is None:
                     self._evaluate(None)
                 return self._finish(log)
@@ -205,7 +210,7 @@ class Training:
         c = self.configuration
         half = c.precision in ("float16", "bfloat16")
         advice = ["the stable loss"] if c.loss in ("bpx", "nodal") else []
-        advice += ["mixed precision (--mixed)"] if half and not c.mixed else []
+        advice += [f"mixed precision ({option('mixed')})"] if half and not c.mixed else []
         advice += [f"a smaller rate than {c.rate:g}"]
         advice += [] if c.precision == "float64" else ["float32" if half else "float64"]
         kept = f"; checkpoints are kept in {self.folder}" if self.checkpoints.steps() else ""
@@ -312,9 +317,7 @@ class Training:
 
     def _load_checkpoint(self) -> None:
         def fits(content: dict[str, Any]) -> None:
-            missing = sorted(CONTENT - set(content))
-            if missing:
-                raise ValueError(f"the checkpoint lacks {missing[0]}")
+            check_content(content, self.configuration.total_steps)
             runs.check_same(content["configuration"], self.configuration.record(), "the checkpoint")
 
         content = self.checkpoints.newest(fits, self._say)
@@ -327,10 +330,16 @@ class Training:
                 f"the problem {self.surrogate.problem.name} is not the one that {self.folder} was trained for, its "
                 "coefficient or source is another; if it was made in Python, give it again: train(…, problem=…)"
             )
-        self.net.load_state_dict(content["net"])
-        self.weights.load_state_dict(content["weights"])
-        self.stepper.optimizer.load_state_dict(content["optimizer"])
-        torch.set_rng_state(content["random"])
+        try:
+            self.net.load_state_dict(content["net"])
+            self.weights.load_state_dict(content["weights"])
+            self.stepper.optimizer.load_state_dict(content["optimizer"])
+            torch.set_rng_state(content["random"])
+        except Exception as error:  # a net, an optimizer or numbers that are not those of the run
+            raise ValueError(
+                f"{self.checkpoints.path(content['step'])} does not fit the run: {one_line(error)}; "
+                f"remove it, or start anew with {option('force')}"
+            ) from error
         self.step, self.seconds, self.skipped = content["step"], content["seconds"], content["skipped"]
         self.best, self.stopped = content["best"], content["stopped"]
         self._say(f"resumed at step {self.step} of {self.configuration.total_steps}")

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fem_frames.commands.shared import declare, declare_dtypes, declare_problem, frame_of, show_rows
+from fem_frames.commands.shared import declare, declare_dtypes, declare_problem, frame_of, saved_frame, show_rows
 
 COLUMNS = {
     "dim": "d",
@@ -67,6 +67,7 @@ def run(parsed: argparse.Namespace) -> None:
 
     from fem_frames.benchmark import ROUTES, check_routes
     from fem_frames.frame import check_device
+    from fem_frames.problems import PROBLEMS as KNOWN
 
     routes = list(dict.fromkeys(parsed.routes or ROUTES))
     check_routes(parsed.dtypes, routes, parsed.batch)
@@ -74,6 +75,9 @@ def run(parsed: argparse.Namespace) -> None:
     if not 0 <= parsed.seconds < 3600:
         raise ValueError(f"--seconds is {parsed.seconds}; give 0 to 3600")
     _check_cases(parsed)
+    if parsed.frame is not None and parsed.problem is None and parsed.routes is None and not parsed.training:
+        # A frame of a problem from a file serves without it: what needs the problem is left out.
+        routes = routes if saved_frame(parsed).record.get("problem") in KNOWN else [r for r in routes if r != "bpx"]
     record = {
         "batch": parsed.batch,
         "device": parsed.device,
@@ -104,7 +108,7 @@ def _rows(parsed: argparse.Namespace, routes: list[str]) -> Iterator[dict[str, A
     from fem_frames.benchmark import benchmark_rows
     from fem_frames.commands.shared import progress_bar
 
-    cases = list(_cases(parsed))
+    cases = list(_cases(parsed, routes))
     with progress_bar("benchmarks", wanted=parsed.json) as progress:
         for number, case in enumerate(cases):
             progress(number, len(cases))
@@ -130,7 +134,10 @@ def _check_cases(parsed: argparse.Namespace) -> None:
             raise ValueError(f"--{name.replace('_', '-')} goes with --problem; the standard cases have their own")
 
 
-def _cases(parsed: argparse.Namespace) -> Iterator[Any]:
+def _cases(parsed: argparse.Namespace, routes: list[str]) -> Iterator[Any]:
+    if parsed.frame is not None and parsed.problem is None and "bpx" not in routes:
+        yield lambda: (saved_frame(parsed), None)  # all other routes are those of D, which needs no problem
+        return
     if parsed.frame is not None or parsed.problem is not None:
         yield lambda: frame_of(parsed)
         return

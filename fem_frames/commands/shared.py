@@ -108,8 +108,8 @@ def load_run(parsed: argparse.Namespace) -> Any:
     if parsed.problem is None:
         return Surrogate.load(parsed.folder)
     record = Surrogate.load(parsed.folder).arrays.record
-    options = options_of(parsed.set) if parsed.set else dict(record.get("options", {}))
-    return Surrogate.load(parsed.folder, recorded_problem({**record, "problem": parsed.problem, "options": options}))
+    options = options_of(parsed.set) if parsed.set else None
+    return Surrogate.load(parsed.folder, recorded_problem(record, parsed.problem, options))
 
 
 def check_new(path: Path, force: bool) -> None:
@@ -135,18 +135,24 @@ def samples_of(parsed: argparse.Namespace, problem: Problem) -> Floats:
     return problem.parameters.sample(parsed.samples, parsed.seed) if parsed.samples else nominal_parameters(problem)
 
 
+def saved_frame(parsed: argparse.Namespace) -> FrameArrays:
+    """The frame of the file given as --frame."""
+    for name in ("levels", "refinement", "first_level"):
+        if getattr(parsed, name) is not None:
+            raise ValueError(f"--{name.replace('_', '-')} is decided by the file given as --frame: leave it out")
+    arrays = FrameArrays.load(parsed.frame)
+    if parsed.formulation not in (None, arrays.formulation):
+        raise ValueError(f"{parsed.frame} is a frame for {arrays.formulation}, not for {parsed.formulation}")
+    if parsed.problem is None and parsed.set:
+        raise ValueError("--set goes with --problem; the problem of a --frame has the options it was made with")
+    return arrays
+
+
 def frame_of(parsed: argparse.Namespace) -> tuple[FrameArrays, Problem]:
     """The frame and its problem, from a file or by DOLFINx."""
     if parsed.frame is not None:
-        for name in ("levels", "refinement", "first_level"):
-            if getattr(parsed, name) is not None:
-                raise ValueError(f"--{name.replace('_', '-')} is decided by the file given as --frame: leave it out")
-        arrays = FrameArrays.load(parsed.frame)
-        if parsed.formulation not in (None, arrays.formulation):
-            raise ValueError(f"{parsed.frame} is a frame for {arrays.formulation}, not for {parsed.formulation}")
+        arrays = saved_frame(parsed)
         if parsed.problem is None:
-            if parsed.set:
-                raise ValueError("--set goes with --problem; the problem of a --frame has the options it was made with")
             return arrays, _recorded_problem(parsed.frame, arrays)
         problem = problem_of(parsed)
         arrays.check_problem(problem)
@@ -166,9 +172,7 @@ def _recorded_problem(path: Path, arrays: FrameArrays) -> Problem:
         return recorded_problem(arrays.record)
     except ValueError as error:
         name = arrays.record.get("problem")
-        raise ValueError(
-            f"{path} is a frame of the problem {name!r}, which cannot be made: {error}; give --problem"
-        ) from error
+        raise ValueError(f"{path} is a frame of the problem {name!r}, which cannot be made: {error}") from error
 
 
 def problem_of(parsed: argparse.Namespace) -> Problem:
@@ -216,12 +220,12 @@ def show_rows(
 
     `columns` has the format of every key that is shown.
     """
-    found = []
-    if not as_json:
-        for key, value in record.items():
-            print(f"{key.replace('_', ' ')}: {value}")
-        print("  ".join(f"{key.replace('_', ' '):>{_width(key)}}" for key in columns))
+    found: list[Mapping[str, Any]] = []
     for row in rows:
+        if not as_json and not found:  # no heading before what is wrong
+            for key, value in record.items():
+                print(f"{key.replace('_', ' ')}: {value}")
+            print("  ".join(f"{key.replace('_', ' '):>{_width(key)}}" for key in columns))
         found.append(row)
         if not as_json:
             cells = ["-" if row[key] is None else format(row[key], form) for key, form in columns.items()]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fem_frames.commands.shared import declare, options_of, show
+from fem_frames.problems import is_file
 from training.configuration import Configuration, setting_texts, setting_types
 from training.recipes import RECIPES
 
@@ -50,7 +51,7 @@ def _declare_settings(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
-    from training.runs import check_same, saved_configuration
+    from training.runs import RESULT, check_same, read_record, saved_configuration
     from training.trainer import train
 
     for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
@@ -59,6 +60,7 @@ def run(parsed: argparse.Namespace) -> None:
     if parsed.resume and parsed.force:
         raise ValueError("--resume goes on with a run, --force replaces it: give one of them")
     settings = Configuration.from_toml(parsed.config) if parsed.config is not None else {}
+    where, written = str(parsed.config), settings.get("problem", "")
     given = {name.removeprefix(PREFIX): value for name, value in vars(parsed).items() if name.startswith(PREFIX)}
     if parsed.set:
         given["options"] = {**settings.get("options", {}), **options_of(parsed.set)}
@@ -69,6 +71,11 @@ def run(parsed: argparse.Namespace) -> None:
         saved = saved_configuration(parsed.out).record()
         check_same(saved, settings, str(parsed.out))
         settings = saved | settings
+        where, written = str(parsed.out), saved["problem"]
+    if is_file(written) and "problem" not in given and read_record(parsed.out / RESULT) is None:
+        raise ValueError(
+            f"{where} names the problem {written}, and files do not choose code to run: give --problem {written} too"
+        )
     configuration = Configuration(**settings)
     result = train(configuration, parsed.out, resume=parsed.resume, force=parsed.force, quiet=parsed.quiet)
     if os.environ.get("RANK", "0") == "0":

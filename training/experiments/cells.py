@@ -12,7 +12,7 @@ from typing import Any, Literal
 from fem_frames.files import lock
 from training import runs
 from training.configuration import Configuration, Resolved
-from training.log import LOG, read_log
+from training.log import LOG, is_record, read_log
 
 Status = Literal["new", "partial", "done", "diverged"]
 
@@ -67,7 +67,7 @@ class Cell:
         if not (self.folder / runs.SETTINGS).exists():
             return State("new")
         last = last_record(self.folder / LOG)
-        return State("partial", last.get("step", 0), last.get("seconds", 0.0), last.get("loss"))
+        return State("partial", last.get("step", 0), last.get("seconds") or 0.0, last.get("loss"))
 
     def read(self, name: str) -> dict[str, Any] | None:
         """A JSON file of the run, if it is there."""
@@ -75,7 +75,7 @@ class Cell:
 
     def records(self) -> list[dict[str, Any]]:
         """The log of the run."""
-        return read_log(self.folder / LOG) if (self.folder / LOG).exists() else []
+        return read_log(self.folder / LOG) if (self.folder / LOG).is_file() else []
 
     def busy(self) -> bool:
         """Whether a process is at work on it."""
@@ -98,14 +98,14 @@ class Cell:
 
 def last_record(path: Path, tail: int = 4096) -> Mapping[str, Any]:
     """The last line of a log that tells of a training step."""
-    if not path.exists():
+    if not path.is_file():
         return {}
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - tail))
         lines = file.read().decode(errors="replace").splitlines()
     for line in reversed(lines):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             record = json.loads(line)
-            if isinstance(record, dict) and "rate" in record:
-                return record
+            if is_record(record) and "rate" in record:
+                return dict(record)
     return {}

@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fem_frames.files import check_writable, written_whole
+from fem_frames.files import check_file, check_writable, refuse_links, written_whole
+from fem_frames.problems import is_file
 from training import runs
 from training.experiments.cells import Cell
 from training.experiments.overview import Overview
@@ -40,9 +41,14 @@ class Outcome:
 
 def claim(out: Path, preset: str) -> None:
     """Makes the folder of an experiment, or sees that it is one of the same preset."""
-    if out.exists() and not out.is_dir():
+    try:
+        there = out.exists()
+    except OSError as error:  # a name that is too long
+        raise ValueError(f"cannot write to {out}: {error.strerror or error}") from error
+    if there and not out.is_dir():
         raise ValueError(f"{out} is a file: give a folder as --out")
-    if out.is_dir() and any(not entry.name.endswith(".part") for entry in out.iterdir()):
+    refuse_links(out, deep=False)
+    if there and any(not entry.name.endswith(".part") for entry in out.iterdir()):
         found = preset_of(out)
         if found != preset:
             raise ValueError(f"{out} holds cells of the preset {found}: choose another --out for {preset}")
@@ -58,8 +64,8 @@ def claim(out: Path, preset: str) -> None:
 def preset_of(out: Path) -> str:
     """The preset that the folder of an experiment was made with."""
     try:
-        preset = str(json.loads((out / MARK).read_text())["preset"])
-    except (OSError, ValueError, KeyError, TypeError):
+        preset = str(json.loads(check_file(out / MARK).read_text())["preset"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise ValueError(f"{out} holds no experiment of `fem-frames tables`: there is no {MARK} in it") from None
     if preset not in PRESETS:
         raise ValueError(f"{out / MARK} names the preset {preset}, which this fem-frames does not have")
@@ -189,7 +195,11 @@ def _start(cell: Cell, workers: int) -> _Work:
     if not resume:  # those of a run that was removed may be of another protocol
         with written_whole(cell.settings) as file:
             file.write(cell.resolved.to_toml().encode())
-    command = [sys.executable, "-m", "fem_frames.commands", "train", str(cell.settings), "--out", str(cell.folder)]
+    # -P: modules in the folder where the experiment was started are not imported in place of installed ones.
+    command = [sys.executable, "-P", "-m", "fem_frames.commands", "train"]
+    command += [str(cell.settings), "--out", str(cell.folder)]
+    if is_file(cell.resolved.problem):  # settings do not choose code, who started the experiment does
+        command += ["--problem", cell.resolved.problem]
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, runs.cores() // workers))
     with cell.output.open("ab") as output:
         said = output.tell()
