@@ -30,7 +30,7 @@ def calling(what: str, function: Any = None, advice: str = "") -> Iterator[None]
 
 def _place(error: BaseException) -> str | None:
     """Where the innermost frame is that belongs neither to this package nor to an installed one."""
-    own = [f for f in traceback.extract_tb(error.__traceback__) if _is_users(Path(f.filename))]
+    own = [f for f in traceback.extract_tb(error.__traceback__) if _is_users(f)]
     if not own:
         return None
     return f" in {own[-1].filename}, line {own[-1].lineno}, in {own[-1].name}"
@@ -42,8 +42,9 @@ def _definition(function: Any) -> str:
     return f" in {code.co_filename}, line {code.co_firstlineno}, in {code.co_name}" if code is not None else ""
 
 
-def _is_users(path: Path) -> bool:
-    if not path.is_absolute():
-        return not path.name.startswith("<frozen")  # <stdin> and the like are the user's
+def _is_users(frame: traceback.FrameSummary) -> bool:
+    path = Path(frame.filename)
+    if not path.is_absolute():  # <stdin> and the like are the user's, the __init__ that a dataclass writes is not
+        return not path.name.startswith("<frozen") and not frame.name.startswith("__")
     installed = {"site-packages", "dist-packages"} & set(path.parts)
     return not installed and not any(folder in path.parents for folder in _OURS)

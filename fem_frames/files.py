@@ -208,15 +208,20 @@ _HEADERS: dict[tuple[int, int], Callable[[Any], tuple[tuple[int, ...], bool, np.
 def check_file(path: str | Path) -> Path:
     """The path, or a ValueError unless an ordinary file is there: reading a pipe would wait for ever."""
     path = Path(path)
-    try:
-        if path.is_file():
-            return path
-        there = path.exists()
-    except OSError as error:  # a name that is too long, a folder that may not be entered
-        raise ValueError(f"cannot read {path}: {error.strerror or error}") from error
+    there = is_there(path)
+    if there and path.is_file():
+        return path
     if there:
         raise ValueError(f"cannot read {path}: it is a folder, a pipe or a device, no ordinary file")
     raise ValueError(f"there is no file {path}")
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is anything of this name; a ValueError for a name that is too long, or that may not be looked at."""
+    try:
+        return path.exists()
+    except OSError as error:
+        raise ValueError(f"cannot use {path}: {error.strerror or error}") from error
 
 
 def refuse_links(folder: str | Path, *, deep: bool = True) -> None:

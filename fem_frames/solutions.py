@@ -51,6 +51,9 @@ class ReferenceSolutions:
         fields = {name.removeprefix("field."): values for name, values in arrays.items() if name.startswith("field.")}
         if not {"y", "loss", "field.u"} <= set(arrays):
             raise ValueError(f"{path} lacks y, loss or u: it is no complete file of reference solutions")
-        if {len(a) for a in arrays.values()} != {len(arrays["y"])}:
-            raise ValueError(f"{path} holds arrays of different length: it is damaged")
+        shapes = {name: 1 if name == "loss" else 2 for name in arrays}
+        if any(a.dtype != np.float64 or a.ndim != shapes[name] for name, a in arrays.items()):
+            raise ValueError(f"{path} holds arrays of other types or shapes than reference solutions: it is damaged")
+        if {len(a) for a in arrays.values()} != {len(arrays["y"])} or not isinstance(record, dict):
+            raise ValueError(f"{path} holds arrays of different length, or no record: it is damaged")
         return cls(arrays["y"], fields, arrays["loss"], record)

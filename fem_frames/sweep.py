@@ -22,7 +22,7 @@ from mpi4py import MPI
 
 from fem_frames import dolfinx_door as door
 from fem_frames.export import essential_data, neumann_load
-from fem_frames.files import check_writable, lock, refuse_links, written_whole
+from fem_frames.files import check_writable, is_there, lock, refuse_links, written_whole
 from fem_frames.hierarchy import MeshHierarchy, coarse_mesh
 from fem_frames.krylov import choose_solver
 from fem_frames.mesh import Floats, Grid, MeshArrays
@@ -229,7 +229,7 @@ def _hold(out: Path, parts: Path, plan: dict[str, Any], force: bool) -> IO[bytes
 
 def _is_complete(out: Path, plan: dict[str, Any]) -> bool:
     """Whether `out` holds this sweep; a ValueError if it holds anything else."""
-    if not out.is_file():
+    if not is_there(out) or not out.is_file():
         return False
     try:
         found = ReferenceSolutions.load(out).record

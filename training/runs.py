@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from fem_frames import __version__
-from fem_frames.files import check_file, lock, one_line, refuse_links, written_whole
+from fem_frames.files import check_file, is_there, lock, one_line, refuse_links, written_whole
 from fem_frames.problems import is_file
 from fem_frames.speech import either, option
 from training.configuration import Configuration, Resolved
@@ -143,11 +143,7 @@ def _put_back(folder: Path) -> None:
 
 def open_run(folder: Path, configuration: Configuration, resume: bool, force: bool) -> HeldRun:
     """Makes the folder ready for the run."""
-    try:
-        there = folder.exists()
-    except OSError as error:  # a name that is too long
-        raise ValueError(f"cannot write to {folder}: {error.strerror or error}") from error
-    if there and not folder.is_dir():
+    if is_there(folder) and not folder.is_dir():
         raise ValueError(f"{folder} is a file: give a folder as {either('--out', 'out')}")
     refuse_links(folder)
     recover(folder)

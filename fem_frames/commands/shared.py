@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fem_frames.arrays import FORMULATIONS, FrameArrays
+from fem_frames.files import is_there
 from fem_frames.mesh import Floats
 from fem_frames.problem import REFINEMENTS, Problem
 from fem_frames.problems import PROBLEMS, make_problem, recorded_problem
@@ -114,7 +115,7 @@ def load_run(parsed: argparse.Namespace) -> Any:
 
 def check_new(path: Path, force: bool) -> None:
     """A ValueError if the file is there and may not be replaced."""
-    if path.exists() and not force:
+    if is_there(path) and not force:
         raise ValueError(f"{path} is there already: choose another name, or replace it by --force")
 
 
@@ -268,7 +269,7 @@ def _lines(text: str, seconds: float = 10.0) -> Callable[[int, int], None]:
     said, last = [-seconds], [-1]
 
     def line(done: int, count: int) -> None:
-        if done != last[0] and (done == count or time.monotonic() - said[0] >= seconds):
+        if done and done != last[0] and (done == count or time.monotonic() - said[0] >= seconds):
             said[0], last[0] = time.monotonic(), done
             print(f"{text}: {done} of {count}", file=sys.stderr, flush=True)
 

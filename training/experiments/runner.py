@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fem_frames.files import check_file, check_writable, refuse_links, written_whole
+from fem_frames.files import check_file, check_writable, is_there, refuse_links, written_whole
 from fem_frames.problems import is_file
 from training import runs
 from training.experiments.cells import Cell
@@ -41,10 +41,7 @@ class Outcome:
 
 def claim(out: Path, preset: str) -> None:
     """Makes the folder of an experiment, or sees that it is one of the same preset."""
-    try:
-        there = out.exists()
-    except OSError as error:  # a name that is too long
-        raise ValueError(f"cannot write to {out}: {error.strerror or error}") from error
+    there = is_there(out)
     if there and not out.is_dir():
         raise ValueError(f"{out} is a file: give a folder as --out")
     refuse_links(out, deep=False)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fem_frames.files import check_file, one_line
 from training.experiments.comparison import is_comparison
 from training.experiments.protocol import PRESETS
 from training.experiments.report import page_text, protocol_lines
@@ -18,7 +19,7 @@ COMPLETE = ("done", "diverged")
 def read_report(path: Path) -> dict[str, Any]:
     """What `fem-frames report` or demo_comparison.py wrote, or a ValueError that names the file."""
     try:
-        report = json.loads(path.read_text(), parse_constant=_refuse)
+        report = json.loads(check_file(path).read_text(), parse_constant=_refuse)
         if not isinstance(report, dict):
             raise ValueError("it is no JSON object")
         if not is_comparison(report):
@@ -26,7 +27,7 @@ def read_report(path: Path) -> dict[str, Any]:
     except KeyError as error:
         raise ValueError(f"{path} cannot be read as a report: it has no {error.args[0]!r}") from error
     except (OSError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
-        raise ValueError(f"{path} cannot be read as a report: {error}") from error
+        raise ValueError(f"{path} cannot be read as a report: {one_line(error)}") from error
     return report
 
 
@@ -37,6 +38,9 @@ def _refuse(constant: str) -> float:
 def _check_whole(report: Mapping[str, Any]) -> None:
     """An error if the page or the figures of the report could not be made."""
     page_text(report)
+    known = {table.name for table in PRESETS[report["preset"]].tables()} if report["preset"] in PRESETS else set()
+    if not {table["name"] for table in report["tables"]} <= known:  # they are names of figures too
+        raise ValueError("its tables are none that this fem-frames knows")
     if report["preset"] not in PRESETS or not isinstance(report["protocol"], list):
         raise ValueError("its preset or protocol is none that this fem-frames knows")
     for row in (row for table in report["tables"] for row in table["rows"]):
