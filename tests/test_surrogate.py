@@ -11,8 +11,8 @@ from small_runs import run_command
 from test_imports import run_without_dolfinx
 
 from fem_frames import Grid, Pointwise, Problem, Uniform, error_bound, make_problem, solve, solve_reference
+from fem_frames.bounds import norm_of
 from fem_frames.solvers import ConvergenceError
-from fem_frames.spectra import energy_norm
 from training import Configuration, Surrogate, train
 from training.metrics import evaluate, reference_solutions
 
@@ -87,7 +87,7 @@ def test_the_bound_bounds_and_improvement_reaches_it(trained, name):
     bound = surrogate.error_bound(y)
     samples, w = torch.as_tensor(y), surrogate.coefficients(y)
     solution = solve(exact, samples, 1e-12).w
-    error = energy_norm(exact, w - solution, samples)
+    error = norm_of(exact, w - solution, samples)
     assert float(error) <= float(bound) < 10 * float(error + error_bound(exact, solution, samples))
     least = error_bound(exact, solution, samples)
     tol = 0.5 * float(bound + least)
