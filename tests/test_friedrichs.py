@@ -51,8 +51,8 @@ def test_it_falls_from_level_to_level():
     arrays = export_frame(MeshHierarchy.from_problem(problem, 4), problem, "least-squares")
     found = [friedrichs_constant(arrays.coarsened(level)) for level in range(5)]
     steps = -np.diff(found)
-    assert (steps[1:] > 0).all()
-    assert (steps[2:] < 0.5 * steps[1:-1]).all()
+    assert (steps > 0).all()
+    assert (steps[1:] < 0.5 * steps[:-1]).all()
 
 
 def test_fine_meshes_take_a_coarser_one(monkeypatch):
