@@ -12,6 +12,7 @@ from frames import case, samples
 from oracles import sine_problem
 
 from fem_frames import (
+    ByRegion,
     Frame,
     Grid,
     MeshHierarchy,
@@ -146,6 +147,28 @@ def test_least_squares_bounds_the_energy_error_at_every_contrast(problem, levels
         assert (bound <= (5 if kind == "sigma" else 2.8) * error).all(), kind
         if name == "least-squares" and contrast >= 100 and kind in ("solution", "u"):
             assert (error_bound(made, w, y).numpy() < 0.5 * error).any(), kind
+
+
+@pytest.mark.parametrize("name", LEAST_SQUARES)
+@pytest.mark.parametrize(("d", "levels", "finer"), [(1, 4, 8), (2, 3, 6), (3, 1, 3)])
+def test_the_energy_error_is_bounded_with_boundary_data_of_both_kinds(d, levels, finer, name):
+    """Data that the mesh has: g linear, h constant. u is given on one side only, so Friedrichs' constant is larger."""
+    problem = Problem(
+        mesh=Grid((1,) * d),
+        coefficient=ByRegion.each(1),
+        parameters=Uniform((1.0,), (100.0,)),
+        dirichlet=lambda x: np.isclose(x[:, 0], 0),
+        dirichlet_value=lambda x: 1 + x[:, -1],
+        neumann_value=0.5,
+    )
+    made = formulation_on(problem, levels, name)
+    y = torch.tensor([[1.0], [9.0], [100.0]], dtype=torch.float64)
+    fine = FinerSolution(problem, y, finer)
+    for kind, w in answers(made, y, levels).items():
+        error = fine.error(made.synthesise(w)["u"].numpy(), levels)
+        bound = error_bound(made, w, y, "energy").numpy()
+        assert (bound >= error).all(), kind
+        assert (bound <= (12 if kind == "sigma" else 4) * error).all(), kind
 
 
 @pytest.mark.parametrize("contrast", CONTRASTS)
