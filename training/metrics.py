@@ -59,7 +59,7 @@ class Metrics:
     ratio: float
     """loss / floor, where the floor is positive; NaN for energies."""
     excess: float
-    """loss - floor; for the energy half the squared error in the energy norm."""
+    """loss - floor; for the energy half the squared error against the discrete solution, in the energy norm."""
     samples: int
 
     def record(self) -> dict[str, Any]:
