@@ -12,10 +12,15 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "FrameArrays": "arrays",
+    "ErrorBound": "bounds",
+    "certify": "bounds",
+    "error_bound": "bounds",
     "Energy": "energy",
     "export_frame": "export",
+    "ErrorNorm": "formulations",
     "make_formulation": "formulations",
     "Frame": "frame",
+    "friedrichs_constant": "friedrichs",
     "MeshHierarchy": "hierarchy",
     "LeastSquares": "least_squares",
     "WeightedLeastSquares": "least_squares",
@@ -42,7 +47,6 @@ _HOMES = {
     "conjugate_gradients": "solvers",
     "solve": "solvers",
     "condition_numbers": "spectra",
-    "error_bound": "spectra",
     "flux_bounds": "spectra",
     "frame_bounds": "spectra",
     "Sweep": "sweep",
@@ -53,10 +57,12 @@ __all__ = sorted(_HOMES)
 
 if TYPE_CHECKING:
     from fem_frames.arrays import FrameArrays
+    from fem_frames.bounds import ErrorBound, certify, error_bound
     from fem_frames.energy import Energy
     from fem_frames.export import export_frame
-    from fem_frames.formulations import make_formulation
+    from fem_frames.formulations import ErrorNorm, make_formulation
     from fem_frames.frame import Frame
+    from fem_frames.friedrichs import friedrichs_constant
     from fem_frames.hierarchy import MeshHierarchy
     from fem_frames.least_squares import LeastSquares, WeightedLeastSquares
     from fem_frames.mesh import Grid, MeshArrays, read_gmsh
@@ -67,7 +73,7 @@ if TYPE_CHECKING:
     from fem_frames.reference import ReferenceSolver, solve_reference
     from fem_frames.solutions import ReferenceSolutions
     from fem_frames.solvers import conjugate_gradients, solve
-    from fem_frames.spectra import condition_numbers, error_bound, flux_bounds, frame_bounds
+    from fem_frames.spectra import condition_numbers, flux_bounds, frame_bounds
     from fem_frames.sweep import Sweep, run_sweep
     from fem_frames.tables import flux_at_centres
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fem_frames import tables
-from fem_frames.formulations import Formulation
+from fem_frames.formulations import ErrorNorm, Formulation
 from fem_frames.frame import Frame, make_synthesis
 from fem_frames.operators import CellScalars, SparseRows, dot, flat_first, is_plain
 from fem_frames.problem import Problem
@@ -23,6 +23,7 @@ class Energy(Formulation):
 
     name = "energy"
     factor = 0.5
+    norms = (ErrorNorm("energy", "energy norm", "√∫ a |∇e|²", "discrete solution"),)
 
     def __init__(self, frame: Frame, problem: Problem) -> None:
         super().__init__(frame, problem)

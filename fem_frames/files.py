@@ -217,7 +217,7 @@ def check_file(path: str | Path) -> Path:
 
 
 def is_there(path: Path) -> bool:
-    """Whether there is anything of this name; a ValueError for a name that is too long, or that may not be looked at."""
+    """Whether there is anything of this name; a ValueError for a name that is too long or may not be looked at."""
     try:
         return path.exists()
     except OSError as error:

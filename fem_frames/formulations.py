@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -33,10 +34,37 @@ from fem_frames.problem import Problem
 from fem_frames.rows import accumulation_dtype
 
 
+@dataclass(frozen=True)
+class ErrorNorm:
+    """A norm in which errors have bounds, and the solution that they are measured against."""
+
+    name: str
+    text: str
+    """The name in words."""
+    formula: str
+    """e is the error of u, τ that of σ."""
+    against: str
+    """"discrete solution", that of the frame's finest mesh, or "exact solution"."""
+
+    def __str__(self) -> str:
+        return f"{self.text}, against the {self.against}"
+
+
 class Formulation(ABC):
     """−div(a_y ∇u) = f_y over one frame."""
 
     name: ClassVar[str]
+    norms: ClassVar[tuple[ErrorNorm, ...]]
+    """Those in which `fem_frames.error_bound` has bounds; the first is the default."""
+
+    @classmethod
+    def error_norm(cls, name: str | None = None) -> ErrorNorm:
+        """The norm of this name, by default the first, or a ValueError that says which there are."""
+        found = [norm for norm in cls.norms if name in (None, norm.name)]
+        if not found:
+            names = " and ".join(repr(norm.name) for norm in cls.norms)
+            raise ValueError(f"norm is {name!r}; the formulation {cls.name} has bounds in the norm {names}")
+        return found[0]
 
     def __init__(self, frame: Frame, problem: Problem) -> None:
         if not isinstance(frame, Frame) or not isinstance(problem, Problem):

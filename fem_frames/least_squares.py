@@ -1,7 +1,7 @@
 """The first-order least-squares formulation (LS), with the flux σ = a_y ∇u as a second field.
 
 Its loss is a sum of squared residuals over cells, evaluated as such: expanded into a quadratic form it would lose all
-digits near the solution. Unlike the energy it measures the error itself.
+digits near the solution. Unlike the energy it measures the error itself, in a norm of its own: that of the functional.
 
 B samples, K finest cells, Q quadrature points in a cell, m = 2d + 1 numbers (g, τ_c, q) in a cell's state.
 """
@@ -9,14 +9,16 @@ B samples, K finest cells, Q quadrature points in a cell, m = 2d + 1 numbers (g,
 from __future__ import annotations
 
 from abc import abstractmethod
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fem_frames import tables
-from fem_frames.formulations import Formulation
+from fem_frames.formulations import ErrorNorm, Formulation
 from fem_frames.frame import Frame
+from fem_frames.friedrichs import diameters
 from fem_frames.operators import Congruent, LinearOperator, cells_last, flat_first, is_watched
 from fem_frames.problem import Problem
 from fem_frames.whitney import spreads
@@ -130,6 +132,14 @@ class WeightedFluxResidual(FluxResidual):
         return torch.cat([r[:, :1], self._weights * r[:, 1:]], dim=1)
 
 
+def _norms(flux: str) -> tuple[ErrorNorm, ...]:
+    """The root of the loss is the error in the first; `flux` is its part beside the divergence."""
+    return (
+        ErrorNorm("functional", "norm of the functional", f"√(‖div τ‖² + ‖{flux}‖²)", "exact solution"),
+        ErrorNorm("energy", "energy norm", "√∫ a |∇e|²", "exact solution"),
+    )
+
+
 class LeastSquares(Formulation):
     """(LS): minimise ‖div σ + f_y‖² + ‖a_y^{-1} σ - ∇u‖².
 
@@ -139,6 +149,7 @@ class LeastSquares(Formulation):
 
     name = "least-squares"
     factor = 1.0
+    norms = _norms("τ/a - ∇e")
 
     def __init__(self, frame: Frame, problem: Problem) -> None:
         super().__init__(frame, problem)
@@ -159,6 +170,13 @@ class LeastSquares(Formulation):
             return ConstantFluxResidual(inverse, self._spread_root, self.frame.arrays.dimension, dtype)
         return QuadratureFluxResidual(inverse, self._weights, self._offsets, dtype)
 
+    def weighted_R(self, y: Tensor) -> FluxResidual:
+        """R_y with a_y^{-1/2} σ - a_y^{1/2} ∇u for its flux: that of the weighted formulation."""
+        a = self.coefficient(y)
+        root = a.sqrt()  # a^{-1/2} σ - a^{1/2} ∇u is this times a^{-1} σ - ∇u
+        weights = root if a.shape[1] == 1 else root.repeat_interleave(self.frame.arrays.dimension, dim=1)
+        return WeightedFluxResidual(self._residual(a), weights)
+
     def C(self, y: Tensor) -> Congruent:
         return Congruent(self.R(y))
 
@@ -177,6 +195,12 @@ class LeastSquares(Formulation):
         self._check_coefficients(w, y)
         return self.residuals(self.R(y), self.states(w), y).square().sum((0, 1)) + self.oscillation(y)
 
+    def flux_gaps(self, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """(K, B) ‖a_y^{-1/2} σ - a_y^{1/2} ∇u‖ on each cell, and (B,) ‖div σ + f̄‖, f̄ the means of f_y over cells."""
+        self._check_coefficients(w, y)
+        r = self.residuals(self.weighted_R(y), self.states(w), y)
+        return r[:, 1:].square().sum(1).sqrt(), r[:, 0].square().sum(0).sqrt()
+
     def loss_and_residual(self, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         self._check_coefficients(w, y)
         R, source = self.R(y), self.scaled_source(y)[:, None]
@@ -186,13 +210,16 @@ class LeastSquares(Formulation):
 
     def oscillation(self, y: Tensor) -> Tensor:
         """(B,) or (1,) ‖f - f̄‖², f̄ the means over cells: the part of the loss that no discrete flux can change."""
+        return self.oscillations(y).sum(0)
+
+    def oscillations(self, y: Tensor) -> Tensor:
+        """(K, B), or (1, 1) and (1, B) zeros, ‖f - f̄‖² of the cells."""
         if not callable(self.problem.source):
-            return torch.zeros(1, dtype=self.wide, device=self.frame.device)
+            return torch.zeros(1, 1, dtype=self.wide, device=self.frame.device)
         f = self.source(y)
         if f.shape[1] == 1:
-            return f.new_zeros(self.check_parameters(y).shape[0])
-        off = self.mean((f - self.mean(f)[:, None]).square())  # (K, B)
-        return (self._volume_roots**2 * off).sum(0)
+            return f.new_zeros(1, self.check_parameters(y).shape[0])
+        return self._volume_roots**2 * self.mean((f - self.mean(f)[:, None]).square())
 
     def functional(self, y: Tensor) -> Tensor:
         return torch.zeros(1, self.frame.arrays.nodal_size, dtype=self.wide, device=self.frame.device)
@@ -217,14 +244,17 @@ class LeastSquares(Formulation):
             return self._volume_roots * self.mean(self.source(y))
         return self._fixed_source
 
+    @cached_property
+    def poincare_constants(self) -> Tensor:
+        """(K, 1) diam(T)/π: on a cell T, ‖v‖ ≤ diam(T)/π ‖∇v‖ for all v of mean zero."""
+        return self._as_data(diameters(self.frame.arrays) / np.pi)[:, None]
+
 
 class WeightedLeastSquares(LeastSquares):
     """Minimise ‖div σ + f_y‖² + ‖a_y^{-1/2} σ - a_y^{1/2} ∇u‖², better conditioned where a_y varies much."""
 
     name = "weighted-least-squares"
+    norms = _norms("a^{-1/2} τ - a^{1/2} ∇e")
 
     def R(self, y: Tensor) -> FluxResidual:
-        a = self.coefficient(y)
-        root = a.sqrt()  # a^{-1/2} σ - a^{1/2} ∇u is this times a^{-1} σ - ∇u
-        weights = root if a.shape[1] == 1 else root.repeat_interleave(self.frame.arrays.dimension, dim=1)
-        return WeightedFluxResidual(self._residual(a), weights)
+        return self.weighted_R(y)

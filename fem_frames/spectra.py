@@ -1,4 +1,4 @@
-"""Extreme eigenvalues by Lanczos, without dense matrices: condition numbers, frame bounds, certified errors.
+"""Extreme eigenvalues by Lanczos, without dense matrices: condition numbers, frame bounds.
 
 All matrices here have the size N of the nodal basis, where nothing is singular: the nonzero spectrum of HᵀSH is that of
 H Hᵀ S, which is self-adjoint in the inner product of S.
@@ -10,20 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fem_frames.bounds import error_bound as error_bound  # it was here before
 from fem_frames.formulations import Formulation
-from fem_frames.operators import Congruent, LinearOperator, dot
+from fem_frames.operators import Congruent, LinearOperator
 from fem_frames.solvers import ConvergenceError, conjugate_gradients
 from fem_frames.whitney import spreads
 
 Map = Callable[[Tensor], Tensor]
-_LOWER_BOUNDS: WeakKeyDictionary[Formulation, float] = WeakKeyDictionary()
-_BOUND_TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -145,29 +143,6 @@ def frame_bounds(formulation: Formulation, tol: float = 1e-3) -> tuple[float, fl
     N, device = formulation.frame.arrays.nodal_size, formulation.frame.device
     lower, upper = extreme_eigenvalues(_preconditioner(formulation), _gram(formulation), N, device, tol=tol)
     return lower, upper
-
-
-def error_bound(formulation: Formulation, w: Tensor, y: Tensor) -> Tensor:
-    """(B,) bounds for the error of w (B, Nhat) in the energy norm ⟨𝒟e, 𝒟e⟩_y^{1/2}.
-
-    (E): ‖residual‖₂ / √(c min a_y) bounds the error against the discrete solution, c the lower frame bound, which is
-    estimated at the first call with a formulation. (LS): √loss is the error against the exact solution itself,
-    discretisation included. Both as far as the quadrature of the problem sees a_y and f_y, and for the boundary data
-    that the mesh has: Dirichlet values interpolated in P1, for (LS) Neumann data by their means over facets.
-    """
-    if formulation.name != "energy":
-        return formulation.loss(w, y).sqrt()
-    if formulation not in _LOWER_BOUNDS:
-        exact = formulation if formulation.frame.dtype == torch.float64 else formulation.to(torch.float64, "cpu")
-        _LOWER_BOUNDS[formulation] = (1 - _BOUND_TOLERANCE) * frame_bounds(exact, _BOUND_TOLERANCE)[0]
-    least = formulation.mean(formulation.coefficient(y)).amin(0)  # (B,)
-    residual = formulation.residual(w, y)
-    return dot(residual, residual).sqrt() / (_LOWER_BOUNDS[formulation] * least).sqrt()
-
-
-def energy_norm(formulation: Formulation, w: Tensor, y: Tensor) -> Tensor:
-    """(B,) ⟨𝒟Fw, 𝒟Fw⟩_y^{1/2}."""
-    return formulation.stable(y).quadratic(w).clamp_min(0).sqrt()
 
 
 def _check_precision(formulation: Formulation) -> None:

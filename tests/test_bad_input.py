@@ -3,7 +3,8 @@
 import re
 
 import pytest
-from bad_inputs import CASES, make_folder
+from bad_files import make_folder
+from bad_inputs import CASES
 
 from fem_frames.commands import main
 

@@ -1,7 +1,4 @@
-"""Solutions from every precision, iterations that do not see the mesh, spectra, and bounds that bound."""
-
-import gc
-import weakref
+"""Solutions from every precision, iterations that do not see the mesh, and spectra."""
 
 import numpy as np
 import pytest
@@ -17,19 +14,16 @@ from fem_frames import (
     Uniform,
     condition_numbers,
     conjugate_gradients,
-    error_bound,
     export_frame,
-    frame_bounds,
     make_formulation,
     make_problem,
     solve,
     solve_reference,
 )
 from fem_frames.solvers import ConvergenceError
-from fem_frames.spectra import energy_norm, extreme_eigenvalues
+from fem_frames.spectra import extreme_eigenvalues
 from fem_frames.studies import (
     condition_rows,
-    efficiency_rows,
     iteration_rows,
     nominal_parameters,
     rounding_rows,
@@ -221,50 +215,6 @@ def test_lanczos_that_has_not_converged_says_so():
     diagonal = torch.linspace(1, 1e6, 4000, dtype=torch.float64)
     with pytest.raises(ConvergenceError, match="not converged in 20 steps"):
         extreme_eigenvalues(lambda v: diagonal * v, lambda v: v, 4000, torch.device("cpu"), tol=1e-9, max_steps=20)
-
-
-# ---- bounds
-
-
-@pytest.mark.parametrize("name", ["interval", "square", "square, mixed", "square, lognormal", "cube"])
-def test_energy_bound_bounds_and_is_sharp_up_to_the_condition(name):
-    problem, arrays = case(name)
-    made = make_formulation(Frame.from_arrays(arrays, "float64"), problem)
-    y = samples(problem, 16)
-    w = solve(made, y, 1e-12).w
-    lower, upper = frame_bounds(made)
-    for size in (1.0, 1e-3):
-        noise = size * torch.randn(w.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
-        ratio = error_bound(made, w + noise, y) / energy_norm(made, noise, y)
-        a = made.mean(made.coefficient(y))
-        assert float(ratio.min()) >= 1
-        assert (ratio <= 1.01 * (upper / lower * a.amax(0) / a.amin(0)).sqrt()).all()
-
-
-def test_least_squares_bound_is_the_error():
-    """√loss is the error against the exact solution in the energy norm; on a level two finer it is nearly that."""
-    problem, arrays = frame_arrays("quarters", 8, "least-squares")
-    rows = list(efficiency_rows(arrays, problem, problem.parameters.sample(8, 0)))
-    assert [r["level"] for r in rows] == [2, 3, 4, 5, 6]
-    assert all(1 <= r["efficiency_least"] <= r["efficiency_most"] < 1.04 for r in rows)
-
-
-def test_bounds_keep_no_formulation_alive():
-    problem, arrays = case("interval")
-    made = make_formulation(Frame.from_arrays(arrays, "float64"), problem)
-    alive = weakref.ref(made)
-    y = samples(problem, 1)
-    error_bound(made, torch.zeros(1, arrays.frame_size, dtype=torch.float64), y)
-    del made
-    gc.collect()
-    assert alive() is None
-
-
-def test_energy_efficiency_does_not_grow_with_the_level():
-    problem, arrays = frame_arrays("checkerboard", 6)
-    rows = list(efficiency_rows(arrays, problem, problem.parameters.sample(4, 0)))
-    assert all(r["efficiency_least"] >= 1 for r in rows)
-    assert rows[-1]["efficiency_most"] < 1.2 * rows[-3]["efficiency_most"] < 5
 
 
 # ---- rounding

@@ -1,6 +1,7 @@
 """The surrogate: saved, loaded without DOLFINx, queried, improved, and handed to other programs."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 
@@ -11,8 +12,8 @@ from small_runs import run_command
 from test_imports import run_without_dolfinx
 
 from fem_frames import Grid, Pointwise, Problem, Uniform, error_bound, make_problem, solve, solve_reference
+from fem_frames.bounds import certify, norm_of
 from fem_frames.solvers import ConvergenceError
-from fem_frames.spectra import energy_norm
 from training import Configuration, Surrogate, train
 from training.metrics import evaluate, reference_solutions
 
@@ -87,7 +88,7 @@ def test_the_bound_bounds_and_improvement_reaches_it(trained, name):
     bound = surrogate.error_bound(y)
     samples, w = torch.as_tensor(y), surrogate.coefficients(y)
     solution = solve(exact, samples, 1e-12).w
-    error = energy_norm(exact, w - solution, samples)
+    error = norm_of(exact, w - solution, samples)
     assert float(error) <= float(bound) < 10 * float(error + error_bound(exact, solution, samples))
     least = error_bound(exact, solution, samples)
     tol = 0.5 * float(bound + least)
@@ -95,6 +96,8 @@ def test_the_bound_bounds_and_improvement_reaches_it(trained, name):
     assert (better.error_bound <= tol).all()
     assert (better.iterations >= 1).all()
     torch.testing.assert_close(better.error_bound, error_bound(exact, better.w, torch.as_tensor(y)))
+    assert better.norm == exact.error_norm()
+    torch.testing.assert_close(better.relative, certify(exact, better.w, samples).relative)
     torch.testing.assert_close(better.values["u"], exact.synthesise(better.w)["u"])
     lazy = surrogate.improve(y, 2 * float(bound.max()))
     assert not lazy.iterations.any()
@@ -145,6 +148,7 @@ from training import Surrogate
 s = Surrogate.load("run")
 y = s.problem.parameters.sample(2, 0)
 s(y), s.coefficients(y), s.loss(y), s.error_bound(y), s.improve(y, 1.01 * float(s.error_bound(y).max()))
+assert (s.certify(y, "energy").value > 0).all()
 s.export("net.pt2")
 try:
     s.write(y[0], "u.xdmf")
@@ -304,11 +308,18 @@ def test_train_evaluate_query_plot_and_export_by_command(tmp_path):
     assert made["steps"] == 60
     found = json.loads(run_command("evaluate", "run", "--samples", 20, "--seed", 3, "--json", cwd=tmp_path).stdout)
     assert {"mre", "mse", "loss", "floor", "ratio", "seconds_per_query", "samples"} <= set(found)
+    assert (found["norm"], found["against"]) == ("functional", "exact solution")
+    assert 0 < found["error_bound_mean"] < found["error_bound_max"]
+    assert found["error_bound_max"] == pytest.approx(found["relative_bound_max"])  # as the norm of f = 1 is 1
     assert found["samples"] == 20
     assert found["ratio"] == pytest.approx(found["loss"] / found["floor"])
     y = ["--y", "1,0.8,1.4,0.7"]
     asked = json.loads(run_command("query", "run", *y, "--json", cwd=tmp_path).stdout)
-    assert set(asked) == {"error_bound", "loss", "iterations", "values", "points"}
+    told = {"error_bound", "relative", "norm", "against", "norm_formula", "loss", "iterations"}
+    assert set(asked) == told | {"values", "points"}
+    assert (asked["norm"], asked["against"]) == ("functional", "exact solution")
+    assert asked["norm_formula"] == "√(‖div τ‖² + ‖τ/a - ∇e‖²)"
+    assert asked["relative"] == pytest.approx(asked["error_bound"])
     assert asked["iterations"] == 0
     assert asked["error_bound"] == pytest.approx(asked["loss"] ** 0.5)
     assert {k: len(v) for k, v in asked["values"].items()} == {"u": 17, "sigma": 17}
@@ -316,6 +327,13 @@ def test_train_evaluate_query_plot_and_export_by_command(tmp_path):
     better = run_command("query", "run", *y, "--tol", 0.9 * asked["error_bound"], *files, "--json", cwd=tmp_path)
     assert 0 < json.loads(better.stdout)["iterations"] < 20
     assert json.loads(better.stdout)["error_bound"] < 0.9 * asked["error_bound"]
+    energy = json.loads(run_command("query", "run", *y, "--norm", "energy", "--json", cwd=tmp_path).stdout)
+    assert (energy["norm"], energy["norm_formula"]) == ("energy", "√∫ a |∇e|²")
+    assert energy["loss"] == asked["loss"]
+    assert 0 < energy["error_bound"] != asked["error_bound"]
+    options = ("--norm", "energy", "--tol", 0.9 * energy["error_bound"])
+    said = run_command("query", "run", *y, *options, cwd=tmp_path).stdout
+    assert re.search(r"error bound +[\d.e-]+ \(energy norm, against the exact solution\)\nrelative +[\d.]+ %\n", said)
     run_command("plot", "run", "--out", "runs.png", "--samples", 2, cwd=tmp_path)
     run_command("export-net", "run", "--out", "net.pt2", cwd=tmp_path)
     for name in ("u.png", "runs.png"):

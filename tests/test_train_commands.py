@@ -1,6 +1,7 @@
 """What training tells its users. Bad input: one line that names the remedy, exit code 2, nothing overwritten."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ def folder(tmp_path_factory):
     """A folder with a small run, a settings file with a slip, and things that are no runs."""
     made = tmp_path_factory.mktemp("commands")
     assert main([*TRAIN, "--out", str(made / "run")]) == 0
+    assert main([*TRAIN, "--out", str(made / "energy"), "--formulation", "energy"]) == 0
     (made / "slip.toml").write_text('problem = "quarters"\nlevel = 3\n')
     (made / "broken.toml").write_text("problem = \n")
     (made / "empty").mkdir()
@@ -73,6 +75,14 @@ CASES = [
     (["query", "run", "--y", "1,0.8,7,1"], "outside the parameters"),
     (["query", "run", "--y", "1,1,1,1", "--tol", "1e-9"], "the mesh allows no smaller one"),
     (["query", "run", "--y", "1,1,1,1", "--tol", "-1"], "a positive bound"),
+    (["query", "run", "--y", "1,1,1,1", "--norm", "L2"], "invalid choice: 'L2'"),
+    (
+        ["query", "run", "--y", "1,1,1,1", "--tol", "1e-3", "--max-iterations", "0"],
+        "--max-iterations 0: give at least one",
+    ),
+    (["query", "run", "--y", "1,1,1,1", "--tol", "1e-9", "--max-iterations", "1"], "raise --max-iterations"),
+    (["query", "energy", "--y", "1,1,1,1", "--norm", "functional"], "of the formulation energy has error bounds in"),
+    (["evaluate", "energy", "--norm", "functional"], "--norm functional: a surrogate of the formulation energy"),
     (["query", "run", "--y", "1,1,1,1", "--out", "u.csv"], "must end in .xdmf, .vtu, .vtk"),
     (["query", "run", "--y", "1,1,1,1", "--out", "no/u.vtu"], "make the folder no first"),
     (["query", "run", "--y", "1,1,1,1", "--plot", "u.doc"], "must end in .png"),
@@ -99,6 +109,33 @@ def test_bad_input_gets_one_line_and_changes_nothing(folder, monkeypatch, capsys
     assert {p: after.get(p) for p in before} == before
     new = sorted(str(p.relative_to(folder)) for p in set(after) - set(before) if p.suffix != ".pyc")
     assert not new, "what was refused leaves nothing behind"
+
+
+def test_people_are_told_the_norm_of_bounds_and_nothing_that_is_not_there(folder, capsys):
+    """Energies have no ratio to their floor: people get no line for it, scripts null."""
+    assert main(["evaluate", str(folder / "energy"), "--samples", "3"]) == 0
+    told = capsys.readouterr().out
+    lines = dict(re.split(r"  +", line, maxsplit=1) for line in told.splitlines())
+    assert "ratio" not in lines
+    assert "None" not in told
+    assert (lines["norm"], lines["against"]) == ("energy", "discrete solution")
+    assert 0 < float(lines["error bound mean"]) <= float(lines["error bound max"])
+    assert main(["evaluate", str(folder / "energy"), "--samples", "3", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["ratio"] is None
+    assert record["error_bound_max"] == pytest.approx(float(lines["error bound max"]), rel=1e-4)
+    assert main(["evaluate", str(folder / "run"), "--samples", "3", "--norm", "energy", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert (record["norm"], record["against"]) == ("energy", "exact solution")
+
+
+def test_a_relative_bound_that_says_nothing_is_said_so(folder, capsys):
+    """A net after two steps is off by more than its answer: nothing is known of the size of the solution."""
+    query = ["query", str(folder / "run"), "--y", "0.5,0.5,0.5,0.5", "--norm", "energy"]
+    assert main(query) == 0
+    assert "no bound: for all that is known, the norm of the solution may be zero" in capsys.readouterr().out
+    assert main([*query, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["relative"] is None
 
 
 def test_training_is_measured_by_bench(capsys):

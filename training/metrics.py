@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fem_frames.bounds import certify
 from fem_frames.formulations import Formulation
 from fem_frames.memory import check_memory
 from fem_frames.mesh import Floats
@@ -59,7 +60,7 @@ class Metrics:
     ratio: float
     """loss / floor, where the floor is positive; NaN for energies."""
     excess: float
-    """loss - floor; for the energy half the squared error in the energy norm."""
+    """loss - floor; for the energy half the squared error against the discrete solution, in the energy norm."""
     samples: int
 
     def record(self) -> dict[str, Any]:
@@ -173,3 +174,21 @@ def evaluate(surrogate: Answers, reference: ReferenceSolutions) -> Metrics:
         excess=loss - floor,
         samples=len(reference.y),
     )
+
+
+def bound_record(surrogate: Answers, y: Floats, norm: str | None = None) -> dict[str, Any]:
+    """Mean and maximum of the error bounds for y (B, p), absolute and relative, and the norm that they are in."""
+    exact = surrogate.formulation
+    values, relative = [], []
+    for start in range(0, len(y), CHUNK):
+        part = torch.as_tensor(y[start : start + CHUNK], device=exact.frame.device)
+        found = certify(exact, surrogate.coefficients(part), part, norm)
+        values.append(found.value.cpu().numpy())
+        relative.append(found.relative.cpu().numpy())
+    chosen = exact.error_norm(norm)
+    record: dict[str, Any] = {}
+    for name, parts in (("error_bound", values), ("relative_bound", relative)):
+        joined = np.concatenate(parts)
+        for what, value in (("mean", float(joined.mean())), ("max", float(joined.max()))):
+            record[f"{name}_{what}"] = value if math.isfinite(value) else None
+    return record | {"norm": chosen.name, "against": chosen.against}

@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 
 from fem_frames.arrays import FrameArrays
-from fem_frames.formulations import Formulation, make_formulation
+from fem_frames.bounds import ErrorBound, certify, error_bound
+from fem_frames.formulations import ErrorNorm, Formulation, make_formulation
 from fem_frames.frame import DTYPES, Frame, check_device, check_dtype, make_synthesis
 from fem_frames.mesh import Floats
-from fem_frames.problem import Problem, Uniform
+from fem_frames.problem import Problem, Uniform, whole_number
 from fem_frames.problems import recorded_problem
 from fem_frames.rows import accumulation_dtype
 from fem_frames.solvers import ConvergenceError, conjugate_gradients
-from fem_frames.spectra import error_bound
 from fem_frames.speech import either
 from nets import NETS, CoefficientNet, SeparateFrameNets, make_net
 from training.checkpoints import load_tensors, save_tensors
@@ -116,6 +116,9 @@ class Improved:
     values: dict[str, Tensor]  # of each field (B, N)
     error_bound: Tensor  # (B,)
     iterations: Tensor  # (B,)
+    relative: Tensor  # (B,) the bound relative to the norm of the solution, as `ErrorBound.relative`
+    norm: ErrorNorm
+    """That of the bounds, and what the error is measured against."""
 
 
 class Surrogate:
@@ -160,36 +163,51 @@ class Surrogate:
         """(B,) the functional at the surrogate's solution, in float64."""
         return self.formulation.loss(self.coefficients(y), self._exact_samples(y))
 
-    def error_bound(self, y: npt.ArrayLike | Tensor) -> Tensor:
-        """(B,) bounds for the error in the energy norm, without a reference; see `fem_frames.error_bound`."""
-        return error_bound(self.formulation, self.coefficients(y), self._exact_samples(y))
+    def error_bound(self, y: npt.ArrayLike | Tensor, norm: str | None = None) -> Tensor:
+        """(B,) bounds for the error, without a reference; see `fem_frames.error_bound`.
 
-    def improve(self, y: npt.ArrayLike | Tensor, tol: float, max_iterations: int = 1000) -> Improved:
-        """Conjugate gradients in frame coordinates, from the net's answer, until the error bound is below tol."""
+        (E): norm="energy", against the discrete solution. (LS): norm="functional", the default, or "energy", both
+        against the exact solution.
+        """
+        return error_bound(self.formulation, self.coefficients(y), self._exact_samples(y), norm)
+
+    def certify(self, y: npt.ArrayLike | Tensor, norm: str | None = None) -> ErrorBound:
+        """The bounds of `error_bound`, relative ones too, and the norm that they are in."""
+        return certify(self.formulation, self.coefficients(y), self._exact_samples(y), norm)
+
+    def improve(
+        self, y: npt.ArrayLike | Tensor, tol: float, max_iterations: int = 1000, norm: str | None = None
+    ) -> Improved:
+        """Conjugate gradients in frame coordinates, from the net's answer, until the error bound is below tol.
+
+        `norm` is that of the bound, as in `error_bound`.
+        """
         if not isinstance(tol, numbers.Real) or not 0 < tol < float("inf"):
             raise ValueError(f"tol is {tol!r}; a positive bound for the error is expected")
+        max_iterations = whole_number(max_iterations, "max_iterations")
         exact, samples = self.formulation, self._exact_samples(y)
         start = self.coefficients(y)
 
         def good(correction: Tensor) -> Tensor:
-            return error_bound(exact, start + correction, samples) <= tol
+            return error_bound(exact, start + correction, samples, norm) <= tol
 
         found = conjugate_gradients(
             exact.stable(samples), -exact.residual(start, samples), 1e-13, max_iterations, until=good
         )
         w = start + found.x
-        bound = error_bound(exact, w, samples)
-        result = Improved(w, exact.synthesise(w), bound, found.iterations)
-        if not (bound <= tol).all():
-            sample = int((bound > tol).nonzero()[0, 0])
-            least = (
-                f"the mesh allows no smaller one: train with more levels than {self.arrays.finest_level}"
-                if exact.name != "energy" and float(found.residual[sample]) < 1e-6
-                else "rounding allows no smaller one: try a larger tol"
-            )
+        bound = certify(exact, w, samples, norm)
+        result = Improved(w, exact.synthesise(w), bound.value, found.iterations, bound.relative, bound.norm)
+        if not (bound.value <= tol).all():
+            sample = int((bound.value > tol).nonzero()[0, 0])
+            if int(found.iterations[sample]) == max_iterations:
+                advice = "raise max_iterations, or try a larger tol"
+            elif bound.norm.against == "exact solution" and float(found.residual[sample]) < 1e-6:
+                advice = f"the mesh allows no smaller one: train with more levels than {self.arrays.finest_level}"
+            else:
+                advice = "rounding allows no smaller one: try a larger tol"
             raise ConvergenceError(
-                f"the error bound of sample {sample} is {float(bound[sample]):.2e} after "
-                f"{int(found.iterations[sample])} iterations, above tol = {tol:g}; {least}",
+                f"the error bound of sample {sample} is {float(bound.value[sample]):.2e} ({bound.norm}) after "
+                f"{int(found.iterations[sample])} iterations, above tol = {tol:g}; {advice}",
                 result,
             )
         return result

@@ -6,7 +6,9 @@ import argparse
 from typing import Any
 
 from fem_frames.commands.shared import (
+    check_norm,
     declare,
+    declare_norm,
     declare_run,
     declare_samples,
     load_run,
@@ -21,10 +23,12 @@ def add(subparsers: Any) -> None:
         "evaluate",
         run,
         "Errors and losses of a trained surrogate for random samples, against PETSc; where that is absent, against "
-        "conjugate gradients in frame coordinates to 1e-12.",
+        "conjugate gradients in frame coordinates to 1e-12. Also the mean and maximum of its error bounds, which need "
+        "no reference, and of these relative to the norm of the solution.",
     )
     declare_run(parser)
     declare_samples(parser, 1000, "number of samples; default: %(default)s")
+    declare_norm(parser)
     parser.add_argument(
         "--precision",
         choices=("float16", "bfloat16", "float32", "float64"),
@@ -38,11 +42,13 @@ def run(parsed: argparse.Namespace) -> None:
     surrogate = load_run(parsed)
     if parsed.precision is not None:
         surrogate = surrogate.to(parsed.precision)
-    from training.metrics import evaluate, query_seconds, reference_solutions
+    check_norm(parsed, surrogate)
+    from training.metrics import bound_record, evaluate, query_seconds, reference_solutions
 
     y = surrogate.problem.parameters.sample(parsed.samples, parsed.seed)
     with progress_bar("reference solutions", wanted=True) as progress:
         reference = reference_solutions(surrogate.formulation, y, progress)
     record = {"precision": surrogate.description.precision, **evaluate(surrogate, reference).record()}
+    record |= bound_record(surrogate, y, parsed.norm)
     record["seconds_per_query"] = query_seconds(surrogate, y)
     show(record | {"reference": reference.record["reference"]}, parsed.json)

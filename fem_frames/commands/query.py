@@ -8,7 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from fem_frames.commands.shared import check_new, declare, declare_run, load_run, parameters_of, show
+from fem_frames.commands.shared import (
+    check_new,
+    check_norm,
+    declare,
+    declare_norm,
+    declare_run,
+    load_run,
+    parameters_of,
+    show,
+)
 from fem_frames.plots import check_plot
 
 
@@ -17,12 +26,22 @@ def add(subparsers: Any) -> None:
         subparsers,
         "query",
         run,
-        "The surrogate's solution for one y and a bound for its error in the energy norm. With --tol conjugate "
-        "gradients start from it and go on until the bound is small enough.",
+        "The surrogate's solution for one y and a bound for its error. With --tol conjugate gradients start from it "
+        "and go on until the bound is small enough. The norm of the bound is printed with it, and whether the error is "
+        "measured against the discrete or the exact solution; the relative bound is one for the error divided by the "
+        "norm of that solution.",
     )
     declare_run(parser)
     parser.add_argument("--y", required=True, metavar="Y1,Y2,…", help="the parameters; with a minus first: --y=-1,2")
     parser.add_argument("--tol", type=float, metavar="T", help="improve until the error bound is below this")
+    parser.add_argument(
+        "--max-iterations",
+        type=int,
+        default=1000,
+        metavar="N",
+        help="with --tol, at most this many iterations; default: %(default)s",
+    )
+    declare_norm(parser)
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the solution: .xdmf, .vtu or .vtk")
     parser.add_argument("--force", action="store_true", help="replace a file that is there")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the solution: .png, .pdf or .svg")
@@ -44,14 +63,19 @@ def run(parsed: argparse.Namespace) -> None:
         if parsed.out.suffix == ".xdmf":
             check_new(parsed.out.with_suffix(".h5"), parsed.force)
     samples = surrogate.problem.check_parameters(y)
+    check_norm(parsed, surrogate)
+    if parsed.max_iterations < 1:
+        raise ValueError(f"--max-iterations {parsed.max_iterations}: give at least one")
     if parsed.tol is None:
         values, iterations = surrogate(samples), 0
-        bound, loss = surrogate.error_bound(samples), surrogate.loss(samples)
+        found, loss = surrogate.certify(samples, parsed.norm), surrogate.loss(samples)
+        bound = found.value
     else:
         try:
-            found = surrogate.improve(samples, parsed.tol)
+            found = surrogate.improve(samples, parsed.tol, parsed.max_iterations, parsed.norm)
         except ConvergenceError as error:
-            raise ValueError(f"--tol {parsed.tol:g}: {error}") from error
+            why = str(error).replace("max_iterations", "--max-iterations")
+            raise ValueError(f"--tol {parsed.tol:g}: {why}") from error
         values, bound, iterations = found.values, found.error_bound, int(found.iterations[0])
         import torch
 
@@ -63,7 +87,13 @@ def run(parsed: argparse.Namespace) -> None:
         from fem_frames.solution_plots import plot_solution
 
         plot_solution(surrogate.arrays, fields, parsed.plot, title=f"{surrogate.problem.name}, y = {parsed.y}")
-    record: dict[str, Any] = {"error_bound": float(bound[0]), "loss": float(loss[0]), "iterations": iterations}
+    record: dict[str, Any] = {"error_bound": float(bound[0]), "relative": float(found.relative[0])}
+    if parsed.json:
+        record |= {"norm": found.norm.name, "against": found.norm.against, "norm_formula": found.norm.formula}
+    else:
+        record["error_bound"] = f"{record['error_bound']:.6g} ({found.norm})"
+        record["relative"] = in_percent(record["relative"])
+    record |= {"loss": float(loss[0]), "iterations": iterations}
     if parsed.json:
         record["values"] = {name: value.tolist() for name, value in fields.items()}
         record["points"] = surrogate.arrays.points.tolist()
@@ -78,3 +108,10 @@ def run(parsed: argparse.Namespace) -> None:
             if path is not None:
                 record["written" if path is parsed.out else "drawn"] = path
     show(record, parsed.json)
+
+
+def in_percent(relative: float) -> str:
+    """A relative bound in words."""
+    if not np.isfinite(relative):
+        return "no bound: for all that is known, the norm of the solution may be zero"
+    return f"{100 * relative:.3g} %"

@@ -100,6 +100,25 @@ def declare_problem_file(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE", help="an option of that problem")
 
 
+def declare_norm(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--norm",
+        choices=("energy", "functional"),
+        help="the norm of error bounds. Energy formulation: energy, against the discrete solution. Least squares: "
+        "functional, the default, or energy, both against the exact solution",
+    )
+
+
+def check_norm(parsed: argparse.Namespace, surrogate: Any) -> None:
+    """A ValueError if the surrogate has no bounds in the norm that is asked for."""
+    kind = type(surrogate.formulation)
+    if parsed.norm not in (None, *(norm.name for norm in kind.norms)):
+        raise ValueError(
+            f"--norm {parsed.norm}: a surrogate of the formulation {kind.name} has error bounds in the norm "
+            f"{', '.join(norm.name for norm in kind.norms)}"
+        )
+
+
 def load_run(parsed: argparse.Namespace) -> Any:
     """The surrogate of a run."""
     from training.surrogate import Surrogate
@@ -196,10 +215,11 @@ def options_of(settings: Iterable[str]) -> dict[str, Any]:
 
 
 def show(record: Mapping[str, Any], as_json: bool) -> None:
-    """The result of a command: JSON for scripts, aligned lines for people."""
+    """The result of a command: JSON for scripts, aligned lines for people, who need not read of what is not there."""
     if as_json:
         print(json.dumps(plain(record), allow_nan=False))
         return
+    record = {key: value for key, value in record.items() if value is not None}
     width = max(len(key) for key in record)
     for key, value in record.items():
         text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
