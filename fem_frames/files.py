@@ -19,6 +19,8 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from fem_frames.speech import option
+
 
 class _SteadyFile(io.FileIO):
     """A file that takes everything after a write has failed, and keeps the first failure.
@@ -76,6 +78,12 @@ def _try_lock(file: Any) -> bool:
     except OSError:
         return False
     return True
+
+
+def check_new(path: str | Path, force: bool) -> None:
+    """A ValueError if the file is there and may not be replaced."""
+    if is_there(Path(path)) and not force:
+        raise ValueError(f"{path} is there already: choose another name, or replace it by {option('force')}")
 
 
 def check_writable(path: str | Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fem_frames.files import check_writable, written_whole
+from fem_frames.files import check_new, check_writable, written_whole
 
 Rows = Sequence[Mapping[str, Any]]
 ROUTE_STYLES = {
@@ -17,8 +17,8 @@ ROUTE_STYLES = {
 }
 
 
-def check_plot(path: Path | None) -> None:
-    """A ValueError now if the picture cannot be drawn or written later."""
+def check_plot(path: Path | None, force: bool = True) -> None:
+    """A ValueError now if the picture cannot be drawn or written later, or may not take the place of what is there."""
     if path is None:
         return
     plt = pyplot()
@@ -26,6 +26,7 @@ def check_plot(path: Path | None) -> None:
     plt.close()
     if path.suffix[1:] not in known:
         raise ValueError(f"cannot draw to {path}: the name must end in .png, .pdf or .svg")
+    check_new(path, force)
     check_writable(path)
 
 

@@ -6,7 +6,15 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from fem_frames.commands.shared import declare, declare_problem, declare_samples, frame_of, samples_of, show_rows
+from fem_frames.commands.shared import (
+    declare,
+    declare_force,
+    declare_problem,
+    declare_samples,
+    frame_of,
+    samples_of,
+    show_rows,
+)
 
 COLUMNS = {"level": "d", "nodal_size": "d", "cond_A": ".4g", "cond_bpx": ".4g", "cond_D": ".4g", "cond_C": ".4g"}
 FLUX = {"cond_flux": ".4g"}
@@ -24,13 +32,14 @@ def add(subparsers: Any) -> None:
     declare_samples(parser, 0, "random samples of y, of which the worst counts; default: 0, their middle")
     parser.add_argument("--without", metavar="FAMILY", help="leave out a family of the frame: curl")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them over the levels (.png, .pdf, .svg)")
+    declare_force(parser)
 
 
 def run(parsed: argparse.Namespace) -> None:
     from fem_frames.plots import check_plot, plot_conditioning
     from fem_frames.studies import condition_rows
 
-    check_plot(parsed.plot)
+    check_plot(parsed.plot, parsed.force)
     arrays, problem = frame_of(parsed)
     y = samples_of(parsed, problem)
     if parsed.without is not None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fem_frames.commands.shared import check_new, declare, declare_first_level, declare_problem, problem_of, show
+from fem_frames.commands.shared import declare, declare_first_level, declare_problem, problem_of, show
 
 
 def add(subparsers: Any) -> None:
@@ -31,7 +31,7 @@ def run(parsed: argparse.Namespace) -> None:
     from mpi4py import MPI
 
     from fem_frames.export import export_frame
-    from fem_frames.files import check_writable
+    from fem_frames.files import check_new, check_writable
     from fem_frames.hierarchy import MeshHierarchy, coarse_mesh
 
     start = time.perf_counter()

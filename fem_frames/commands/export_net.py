@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from fem_frames.commands.shared import check_new, declare, declare_run, load_run, show
+from fem_frames.commands.shared import declare, declare_force, declare_run, load_run, show
 
 
 def add(subparsers: Any) -> None:
@@ -18,10 +18,12 @@ def add(subparsers: Any) -> None:
     )
     declare_run(parser)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="name that ends in .pt2 or .onnx")
-    parser.add_argument("--force", action="store_true", help="replace a file that is there")
+    declare_force(parser)
 
 
 def run(parsed: argparse.Namespace) -> None:
+    from fem_frames.files import check_new
+
     check_new(parsed.out, parsed.force)
     surrogate = load_run(parsed)
     surrogate.export(parsed.out)

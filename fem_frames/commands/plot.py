@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from fem_frames.commands.shared import declare, declare_problem_file, declare_samples, load_run, show
+from fem_frames.commands.shared import declare, declare_force, declare_problem_file, declare_samples, load_run, show
 from fem_frames.plots import check_plot
 
 
@@ -20,13 +20,14 @@ def add(subparsers: Any) -> None:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders written by `train`")
     declare_problem_file(parser)
     parser.add_argument("--out", type=Path, default=Path("runs.png"), metavar="FILE", help="default: %(default)s")
+    declare_force(parser)
     declare_samples(parser, 3, "solutions drawn for each run, 0: none; default: %(default)s")
 
 
 def run(parsed: argparse.Namespace) -> None:
     if not 0 <= parsed.samples <= 6 or parsed.seed < 0:
         raise ValueError(f"--samples {parsed.samples} --seed {parsed.seed}: draw 0 to 6 solutions, no negative seed")
-    check_plot(parsed.out)
+    check_plot(parsed.out, parsed.force)
     from fem_frames.solution_plots import RunCurve, SolutionPanel, plot_runs
     from training.log import LOG, read_log
 

@@ -18,6 +18,7 @@ from fem_frames.commands.shared import (
     parameters_of,
     show,
 )
+from fem_frames.files import check_new
 from fem_frames.plots import check_plot
 
 
@@ -43,7 +44,7 @@ def add(subparsers: Any) -> None:
     )
     declare_norm(parser)
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the solution: .xdmf, .vtu or .vtk")
-    parser.add_argument("--force", action="store_true", help="replace a file that is there")
+    declare_force(parser)
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the solution: .png, .pdf or .svg")
 
 
@@ -54,7 +55,7 @@ def run(parsed: argparse.Namespace) -> None:
     from fem_frames.tables import values_of
     from training.output import check_format, write_fields
 
-    check_plot(parsed.plot)
+    check_plot(parsed.plot, parsed.force)
     if parsed.plot is not None and surrogate.arrays.dimension == 3:
         raise ValueError("solutions in space are not drawn: leave out --plot, write with --out u.xdmf for ParaView")
     if parsed.out is not None:

@@ -9,6 +9,7 @@ from typing import Any
 from fem_frames.commands.shared import (
     declare,
     declare_dtypes,
+    declare_force,
     declare_problem,
     declare_samples,
     frame_of,
@@ -46,13 +47,14 @@ def add(subparsers: Any) -> None:
         "float32; default: %(default)s",
     )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the errors over the levels (.png, .pdf, .svg)")
+    declare_force(parser)
 
 
 def run(parsed: argparse.Namespace) -> None:
     from fem_frames.plots import check_plot, plot_rounding
     from fem_frames.studies import rounding_rows
 
-    check_plot(parsed.plot)
+    check_plot(parsed.plot, parsed.force)
     arrays, problem = frame_of(parsed)
     y = samples_of(parsed, problem)
     rows = rounding_rows(arrays, problem, y, parsed.dtypes, working_sums=parsed.sums == "working")

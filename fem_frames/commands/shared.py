@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from fem_frames.arrays import FORMULATIONS, FrameArrays
-from fem_frames.files import is_there
 from fem_frames.mesh import Floats
 from fem_frames.problem import REFINEMENTS, Problem
 from fem_frames.problems import PROBLEMS, make_problem, recorded_problem
@@ -85,6 +84,10 @@ def declare_dtypes(parser: argparse.ArgumentParser, *default: str) -> None:
     parser.add_argument("--dtypes", nargs="+", choices=choices, default=list(default), help=text)
 
 
+def declare_force(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--force", action="store_true", help="replace a file that is there")
+
+
 def declare_cells(parser: argparse.ArgumentParser) -> None:
     text = "only cells of an experiment whose name matches, like '*-adam-*'"
     parser.add_argument("--cells", default="*", metavar="PATTERN", help=text)
@@ -130,12 +133,6 @@ def load_run(parsed: argparse.Namespace) -> Any:
     record = Surrogate.load(parsed.folder).arrays.record
     options = options_of(parsed.set) if parsed.set else None
     return Surrogate.load(parsed.folder, recorded_problem(record, parsed.problem, options))
-
-
-def check_new(path: Path, force: bool) -> None:
-    """A ValueError if the file is there and may not be replaced."""
-    if is_there(path) and not force:
-        raise ValueError(f"{path} is there already: choose another name, or replace it by --force")
 
 
 def parameters_of(text: str) -> list[float]:
