@@ -18,7 +18,8 @@ from fem_frames.frame import check_device
 from fem_frames.mesh import Floats
 from fem_frames.problem import Problem
 from fem_frames.problems import make_problem, recorded_problem
-from fem_frames.rows import Rows, RowsProduct
+from fem_frames.products import RowsProduct
+from fem_frames.rows import Rows
 from fem_frames.solutions import ReferenceSolutions
 from nets import SeparateFrameNets
 from training import runs
