@@ -48,7 +48,7 @@ $(ready): docker/install docker/requirements.txt docker/requirements-torch.txt p
 	TORCH=$(TORCH) docker/install
 
 .venv/lint: $(ready) docker/requirements-lint.txt
-	$(bin)/pip install --quiet --constraint .venv/constraints.txt --requirement docker/requirements-lint.txt
+	$(bin)/pip install --quiet --requirement docker/requirements-lint.txt
 	touch $@
 
 clean:

@@ -14,7 +14,9 @@ options: dict[str, str] = {}
 mounts = {folder / "pip.conf": "/etc/pip.conf"}
 for line in sys.stdin:
     name, value = line.rstrip("\n").split("=", 1)
-    options[name.rsplit(".", 1)[1]] = str(ast.literal_eval(value))
+    option = name.rsplit(".", 1)[1]
+    if option != "constraint":  # that of an active .venv holds NumPy where DOLFINx here needs it, not the image's
+        options[option] = str(ast.literal_eval(value))
 if "cert" in options:
     # Not at its own place, where the image's own certificates are installed.
     mounts[Path(options["cert"])] = "/etc/pip-cert.pem"

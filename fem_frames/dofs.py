@@ -6,9 +6,9 @@ Local numbers are those of the (mixed) space `whole`, owned ones come first; d d
 from __future__ import annotations
 
 import numpy as np
-from dolfinx import fem
 
 from fem_frames import dolfinx_door as door
+from fem_frames.dolfinx_door import fem
 from fem_frames.mesh import Floats, Ints, facets_of
 from fem_frames.whitney import facet_vectors, find
 

@@ -1,5 +1,8 @@
 """The one door to DOLFINx: every call that differs between the releases 0.5, 0.9 and 0.11 is here.
 
+It needs no PETSc, which DOLFINx may come without: assembly and solvers are behind `petsc_door`. Modules take MPI, fem
+and ufl from here, so that one place says what is missing.
+
 Affine simplices in dimension d = 1, 2, 3 and float64. Tables have one row for each cell this rank owns.
 "Input" numbers are rows of the arrays a mesh was made from: unlike DOLFINx's own numbers they depend
 neither on the release nor on the number of ranks.
@@ -20,16 +23,20 @@ from typing import Any, ParamSpec, TypeVar
 with contextlib.suppress(ImportError):
     import torch  # noqa: F401
 
-import basix
-import dolfinx
 import numpy as np
 import numpy.typing as npt
-import ufl
-from dolfinx import cpp, fem, io
-from dolfinx import mesh as dmesh
-from dolfinx.fem import petsc as fem_petsc
-from mpi4py import MPI
-from petsc4py import PETSc
+
+from fem_frames.absence import WHERE, FEniCSxError, no_fenicsx
+
+try:
+    import basix
+    import dolfinx
+    import ufl
+    from dolfinx import cpp, fem, io
+    from dolfinx import mesh as dmesh
+    from mpi4py import MPI
+except ModuleNotFoundError as error:
+    raise no_fenicsx(error) from error
 
 from fem_frames.mesh import Floats, Grid, Ints, MeshArrays, orient, row_keys
 from fem_frames.whitney import facet_vectors, simplices
@@ -46,12 +53,15 @@ if not _OLD:
 _NAMES = (None, "interval", "triangle", "tetrahedron")
 
 if (0, 5) < tuple(int(n) for n in dolfinx.__version__.split(".")[:2]) < (0, 9):
-    raise ImportError(
-        f"DOLFINx {dolfinx.__version__} is not supported, 0.5 and 0.9 or newer are; conda has one: "
-        "conda env create -f environment.yml"
+    raise FEniCSxError(
+        f"DOLFINx {dolfinx.__version__} is not supported, 0.5 and 0.9 or newer are",
+        in_python=WHERE,
+        on_command_line=WHERE,
     )
-if np.issubdtype(PETSc.ScalarType, np.complexfloating):
-    raise ImportError("this PETSc has complex scalars; fem-frames needs a DOLFINx and PETSc build with real ones")
+# 0.5 has no name for the scalars it was built with: there they are always PETSc's.
+_SCALARS = fem.petsc.PETSc.ScalarType if _OLD else dolfinx.default_scalar_type
+if np.issubdtype(_SCALARS, np.complexfloating):
+    raise FEniCSxError("this DOLFINx has complex scalars; fem-frames needs one with real ones", WHERE, WHERE)
 
 
 P = ParamSpec("P")
@@ -328,23 +338,6 @@ def compile_form(form: Any) -> Any:
     return fem.form(form)
 
 
-def assemble_matrix(form: Any, into: PETSc.Mat | None = None) -> PETSc.Mat:
-    """PETSc matrix of a compiled bilinear form, no boundary conditions; `into` is overwritten if given."""
-    if into is None:
-        into = fem_petsc.create_matrix(form)
-    into.zeroEntries()
-    fem_petsc.assemble_matrix(into, form)
-    into.assemble()
-    return into
-
-
-def assemble_vector(form: Any) -> PETSc.Vec:
-    """PETSc vector of a compiled linear form, contributions of all ranks added."""
-    vector = fem_petsc.assemble_vector(form)
-    vector.ghostUpdate(addv=PETSc.InsertMode.ADD, mode=PETSc.ScatterMode.REVERSE)
-    return vector
-
-
 def integral(form: Any, comm: MPI.Comm) -> float:
     """Value of a compiled scalar form over all ranks."""
     return float(comm.allreduce(fem.assemble_scalar(form)))
@@ -386,11 +379,9 @@ def write_xdmf(path: str | Path, points: Floats, cells: Ints, **fields: Floats) 
 def versions() -> dict[str, str]:
     """Versions of the FEniCSx stack as it runs here."""
     mpi = MPI.Get_library_version().split("\n")[0].strip("\0 ,")
-    petsc = ".".join(map(str, PETSc.Sys.getVersion()))
     return {
         "dolfinx": dolfinx.__version__,
         "basix": basix.__version__,
         "ufl": getattr(ufl, "__version__", "unknown"),
-        "petsc": f"{petsc} ({np.dtype(PETSc.ScalarType).name})",
         "mpi": mpi,
     }

@@ -31,7 +31,7 @@ from fem_frames.operators import (
     is_plain,
 )
 from fem_frames.problem import Problem
-from fem_frames.rows import accumulation_dtype
+from fem_frames.products import accumulation_dtype
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mpi4py import MPI
 
 from fem_frames import dolfinx_door as door
 from fem_frames.callbacks import calling
+from fem_frames.dolfinx_door import MPI
 from fem_frames.mesh import Floats, Grid, Ints, MeshArrays, boundary_facets, read_gmsh, row_keys
 from fem_frames.problem import REFINEMENTS, Problem, whole_number
 

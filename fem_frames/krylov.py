@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from mpi4py import MPI
-from petsc4py import PETSc
 
 from fem_frames.arrays import FORMULATIONS
+from fem_frames.dolfinx_door import MPI
 from fem_frames.mesh import Floats, Ints
+from fem_frames.petsc_door import PETSc
 from fem_frames.speech import option
 
 _solver_numbers = itertools.count()

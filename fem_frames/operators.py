@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fem_frames.rows import Rows, RowsProduct, accumulation_dtype
+from fem_frames.products import RowsProduct, accumulation_dtype
+from fem_frames.rows import Rows
 
 
 class NotFiniteError(ValueError):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fem_frames.arrays import FrameArrays
 from fem_frames.operators import ExplicitOperator, batch_last
-from fem_frames.rows import accumulation_dtype
+from fem_frames.products import accumulation_dtype
 from fem_frames.tables import level_centres, local_table, state_size, state_slices
 
 LAYOUTS = ("csr", "coo")

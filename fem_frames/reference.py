@@ -11,18 +11,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import ufl
-from dolfinx import fem
-from mpi4py import MPI
-from petsc4py import PETSc
 
 from fem_frames import dolfinx_door as door
+from fem_frames import petsc_door
 from fem_frames.dofs import facet_dofs, global_node_dofs, node_dofs
+from fem_frames.dolfinx_door import MPI, fem, ufl
 from fem_frames.export import essential_data, neumann_load
 from fem_frames.hierarchy import MeshHierarchy, coarse_mesh
 from fem_frames.krylov import FluxBlock, KrylovSolver, choose_solver
 from fem_frames.mesh import Floats, Ints
 from fem_frames.parallel import on_root, together, together_in_steps
+from fem_frames.petsc_door import PETSc
 from fem_frames.problem import Problem
 from fem_frames.solutions import ReferenceSolutions
 from fem_frames.whitney import facet_vectors, simplices
@@ -187,8 +186,8 @@ class ReferenceSolver:
         self._f.x.array[self._point_dofs] = f
 
     def _solve(self) -> None:
-        A = self._matrix = door.assemble_matrix(self._bilinear, into=self._matrix)
-        b = door.assemble_vector(self._linear)
+        A = self._matrix = petsc_door.assemble_matrix(self._bilinear, into=self._matrix)
+        b = petsc_door.assemble_vector(self._linear)
         x = A.createVecRight()
         first = self.space.dofmap.index_map.local_range[0]
         rows = []
@@ -272,5 +271,6 @@ def solve_reference(
         "formulation": formulation,
         "levels": int(levels),
         **door.versions(),
+        "petsc": petsc_door.version(),
     }
     return ReferenceSolutions.stack(checked, results, record)

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from mpi4py import MPI
 
 from fem_frames import dolfinx_door as door
+from fem_frames import petsc_door
+from fem_frames.dolfinx_door import MPI
 from fem_frames.export import essential_data, neumann_load
 from fem_frames.files import check_writable, is_there, lock, refuse_links, written_whole
 from fem_frames.hierarchy import MeshHierarchy, coarse_mesh
@@ -321,7 +322,7 @@ def _join(plan: dict[str, Any], count: int, out: Path, parts: Path) -> Reference
         y=np.concatenate([piece.y for piece in pieces]),
         fields={name: np.concatenate([piece.fields[name] for piece in pieces]) for name in pieces[0].fields},
         loss=np.concatenate([piece.loss for piece in pieces]),
-        record={**plan, **door.versions()},
+        record={**plan, **door.versions(), "petsc": petsc_door.version()},
     )
     joined.save(out)
     _remove(parts)

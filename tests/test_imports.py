@@ -1,6 +1,7 @@
 """Who imports whom, and what the packages need."""
 
 import ast
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -29,14 +30,16 @@ def test_imports_go_one_way(package):
             assert not FORBIDDEN[package] & {name.split(".")[0] for name in imports(path)}, path
 
 
-def test_dolfinx_has_one_door():
-    """Releases differ in dolfinx, basix and cpp: only the door calls them; the reference states forms on spaces."""
-    users = {
-        p.name
-        for p in (ROOT / "fem_frames").rglob("*.py")
-        if {"dolfinx", "basix"} & {n.split(".")[0] for n in imports(p)}
-    }
-    assert users == {"dolfinx_door.py", "dofs.py", "reference.py"}
+def users(*modules):
+    folder = ROOT / "fem_frames"
+    found = [p for p in folder.rglob("*.py") if set(modules) & {n.split(".")[0] for n in imports(p)}]
+    return {str(p.relative_to(folder)) for p in found}
+
+
+def test_dolfinx_and_petsc_have_one_door_each():
+    """Releases differ in DOLFINx, and it may come without PETSc; `reference` hands its options over before all else."""
+    assert users("dolfinx", "basix", "ufl", "mpi4py") == {"dolfinx_door.py", "petsc_door.py"}
+    assert users("petsc4py") == {"petsc_door.py", "commands/reference.py"}
 
 
 # The start of a program in an environment with NumPy, torch and matplotlib only.
@@ -113,10 +116,50 @@ main(["bench", "--frame", "frame.npz", "--seconds", "0"])
     assert (tmp_path / "rounding.png").stat().st_size > 10_000
 
 
+@pytest.mark.serial
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import fem_frames.arrays",
+        "import training",
+        "from fem_frames.commands.parser import make_parser; make_parser().format_help()",
+        "import fem_frames.commands\ntry: fem_frames.commands.main(['train', '--help'])\nexcept SystemExit: pass",
+    ],
+)
+def test_the_border_and_help_need_no_torch(program):
+    program += "\nimport sys; assert not {'torch', 'dolfinx', 'petsc4py'} & set(sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def declared(package):
+    """The names that a package's `__init__` imports for type checkers, and those in its `__all__`."""
+    tree = ast.parse((ROOT / package / "__init__.py").read_text())
+    froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    names = {alias.name for node in froms if node.module.startswith(f"{package}.") for alias in node.names}
+    (listed,) = [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__"
+    ]
+    return names, ast.literal_eval(listed)
+
+
+@pytest.mark.parametrize("package", FORBIDDEN)
+def test_type_checkers_see_the_names_that_are_there(package):
+    module = importlib.import_module(package)
+    names, listed = declared(package)
+    assert names == set(listed) == set(getattr(module, "_HOMES", listed))
+    assert set(listed) <= set(dir(module))
+
+
 def test_every_public_name_is_there():
     import fem_frames
 
     for name in dir(fem_frames):
         assert getattr(fem_frames, name) is not None
+    everything = {}
+    exec("from fem_frames import *", everything)
+    assert {*everything} >= {*dir(fem_frames)} - {"__version__"}
     with pytest.raises(AttributeError, match="no attribute 'absent'"):
         fem_frames.absent  # noqa: B018

@@ -8,7 +8,8 @@ from frames import CASES, case, dense_differential, dense_forms, finest_level, s
 from fem_frames import Congruent, Frame, assembled, make_formulation
 from fem_frames.least_squares import ConstantFluxResidual, QuadratureFluxResidual
 from fem_frames.operators import CellBlocks, CellScalars, batch_last
-from fem_frames.rows import Rows, RowsProduct
+from fem_frames.products import RowsProduct
+from fem_frames.rows import Rows
 
 pytestmark = pytest.mark.serial
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]

@@ -20,9 +20,13 @@ if TYPE_CHECKING:
     from training.natural_gradient import NGD
     from training.surrogate import Surrogate
     from training.trainer import TrainingError, train
+else:  # type checkers would take it to mean that there is every name
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOMES:
+            raise AttributeError(f"module training has no attribute {name!r}")
+        return getattr(importlib.import_module(f"training.{_HOMES[name]}"), name)
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module training has no attribute {name!r}")
-    return getattr(importlib.import_module(f"training.{_HOMES[name]}"), name)
+def __dir__() -> list[str]:
+    return __all__

@@ -19,7 +19,8 @@ from fem_frames.memory import check_memory
 from fem_frames.mesh import Floats
 from fem_frames.problem import Problem
 from fem_frames.problems import make_problem, recorded_problem
-from fem_frames.rows import Rows, RowsProduct
+from fem_frames.products import RowsProduct
+from fem_frames.rows import Rows
 from fem_frames.solutions import ReferenceSolutions
 from fem_frames.speech import option
 from fem_frames.tables import state_size

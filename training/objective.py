@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.func import functional_call, jvp
 
 from fem_frames.operators import unchecked
-from fem_frames.rows import accumulation_dtype
+from fem_frames.products import accumulation_dtype
 from nets import CoefficientNet
 from training.distributed import World
 from training.losses import Batch, Loss

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fem_frames.absence import FEniCSxError
 from fem_frames.arrays import FrameArrays
 from fem_frames.files import check_writable
 from fem_frames.mesh import Floats
@@ -22,11 +23,9 @@ _CELLS = {1: "line", 2: "triangle", 3: "tetra"}
 
 def nodal_function(arrays: FrameArrays, values: Floats, name: str, comm: Any = None) -> Any:
     """A DOLFINx function with the values (N,) at the points of the finest mesh."""
-    from mpi4py import MPI
-
     from fem_frames import dolfinx_door as door
 
-    mesh = door.create(arrays.points, arrays.levels[-1].cells, MPI.COMM_SELF if comm is None else comm)
+    mesh = door.create(arrays.points, arrays.levels[-1].cells, door.MPI.COMM_SELF if comm is None else comm)
     return door.nodal_function(mesh, values, name)
 
 
@@ -44,8 +43,8 @@ def write_fields(arrays: FrameArrays, fields: Mapping[str, Floats], path: Path) 
     if path.suffix == ".xdmf":
         try:
             from fem_frames import dolfinx_door as door
-        except ImportError as error:
-            raise ValueError(f"{path} needs DOLFINx, which is absent: write a .vtu file instead") from error
+        except FEniCSxError as error:
+            raise ValueError(f"cannot write {path}: {error.fact}; write a .vtu file instead") from error
         with tempfile.TemporaryDirectory(dir=path.resolve().parent, prefix=".") as place:
             door.write_xdmf(Path(place) / path.name, arrays.points, arrays.levels[-1].cells, **fields)
             for made in sorted(Path(place).iterdir()):  # the .h5 file first

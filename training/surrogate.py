@@ -25,7 +25,7 @@ from fem_frames.frame import DTYPES, Frame, check_device, check_dtype, make_synt
 from fem_frames.mesh import Floats
 from fem_frames.problem import Problem, Uniform, whole_number
 from fem_frames.problems import recorded_problem
-from fem_frames.rows import accumulation_dtype
+from fem_frames.products import accumulation_dtype
 from fem_frames.solvers import ConvergenceError, conjugate_gradients
 from fem_frames.speech import either
 from nets import NETS, CoefficientNet, SeparateFrameNets, make_net

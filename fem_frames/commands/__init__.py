@@ -1,94 +1,119 @@
-"""The command `fem-frames`: one module a subcommand, each with `add` that declares it and names what it runs.
+"""The command `fem-frames`: one module per subcommand, each with `add` that declares it and names what it runs.
 
-Bad input ends with one line and exit code 2, failure of the work itself with exit code 1; with FEM_FRAMES_TRACEBACK=1
-in the environment Python's traceback comes too.
+Bad input and missing FEniCSx end with one line and exit code 2, failure of the work itself with exit code 1; with
+FEM_FRAMES_TRACEBACK=1 in the environment Python's traceback comes too.
+
+This file imports next to nothing: `main` must have begun before anything that takes time, so that Ctrl-C finds it.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
-import traceback
-from collections.abc import Sequence
-from typing import Any, NoReturn
 
-from fem_frames import __version__
-from fem_frames.commands import (
-    bench,
-    condition,
-    evaluate,
-    export,
-    export_net,
-    info,
-    iterations,
-    plot,
-    problems,
-    query,
-    reference,
-    report,
-    rounding,
-    tables,
-    train,
-)
-from fem_frames.speech import on_command_line
+from fem_frames.absence import FEniCSxError
 
-COMMANDS = (
-    *(info, problems, export, reference, condition, iterations, rounding, bench),
-    *(train, evaluate, query, plot, export_net, tables, report),
-)
+TYPE_CHECKING = False  # type checkers take it for true; the module typing is itself one that takes time
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import FrameType
+    from typing import Any, NoReturn, TextIO
+
 _FAILED = 8531  # tag of the messages by which failing ranks find each other
 
 
-class _Parser(argparse.ArgumentParser):
-    """One line for what is wrong instead of the whole usage."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; {self.prog} --help says more\n")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = _Parser(
-        prog="fem-frames",
-        description="Neural surrogates for parametric PDEs on FEniCSx, preconditioned and stable by multilevel frames.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--version", action="version", version=f"fem-frames {__version__}")
-    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        command.add(subparsers)
-    parsed, rest = parser.parse_known_args(arguments)
-    strangers = [word for word in rest if word.startswith("--")] if parsed.takes_petsc_options else rest
-    if strangers or (rest and not rest[0].startswith("-")):
-        parsed.parser.error(f"unknown argument {(strangers or rest)[0]}")
-    parsed.petsc_arguments = rest
     try:
-        with on_command_line():
-            parsed.run(parsed)
+        _run(arguments)
     except KeyboardInterrupt as error:
         _fail(str(error) or "interrupted; what was finished is kept", 130)
     except ValueError as error:
         _fail(str(error), 2)
+    except FEniCSxError as error:
+        _fail(error.on_command_line, 2)
     except BrokenPipeError:  # who read the output has enough of it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard(sys.stdout)
         sys.exit(1)
     except Exception as error:
         _fail(f"{type(error).__name__}: {' '.join(str(error).split())}", 1)
     return 0
 
 
+def _run(arguments: Sequence[str] | None) -> None:
+    _write_any_text()
+    import signal
+    import threading
+
+    # Python takes handlers from the main thread only; one that is not Python's own has its reasons.
+    ours = threading.current_thread() is threading.main_thread()
+    ours = ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    try:
+        if ours:
+            signal.signal(signal.SIGINT, _interrupt)
+        from fem_frames.commands.parser import parse
+        from fem_frames.speech import on_command_line
+
+        parsed = parse(arguments)
+        with on_command_line():
+            parsed.run(parsed)
+    except SystemExit:  # of --help, --version and bad arguments
+        _flush()
+        raise
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+    _flush()
+
+
+def _flush() -> None:
+    """Writes what is left of the output now: when Python ends it is too late for an error."""
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
+def _write_any_text() -> None:
+    """Letters that the encoding of the output lacks, such as ∇ in ASCII, become question marks instead of errors."""
+    for stream in (sys.stdout, sys.stderr):
+        if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Ctrl-C. While modules load it ends the process at once: some of them print exceptions, some swallow them."""
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            if os.environ.get("RANK", "0") == "0":
+                os.write(2, b"fem-frames: interrupted\n")
+            os._exit(130)
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
+def _discard(stream: TextIO) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def _fail(message: str, code: int) -> NoReturn:
     mpi: Any = sys.modules.get("mpi4py.MPI")
     parallel = mpi is not None and mpi.COMM_WORLD.size > 1
     alike = parallel and _all_failed(mpi.COMM_WORLD)
-    if os.environ.get("FEM_FRAMES_TRACEBACK"):
-        traceback.print_exc()
-    rank = os.environ.get("RANK", "0")  # of torchrun
-    if rank != "0" and code == 2:
-        time.sleep(1.0)  # the first process says the same
-    elif not alike or mpi.COMM_WORLD.rank == 0:
-        print(f"fem-frames: {message}", file=sys.stderr, flush=True)
+    try:
+        _flush()
+    except OSError:
+        _discard(sys.stdout)
+    try:
+        if os.environ.get("FEM_FRAMES_TRACEBACK"):
+            import traceback
+
+            traceback.print_exc()
+        rank = os.environ.get("RANK", "0")  # of torchrun
+        if rank != "0" and code == 2:
+            time.sleep(1.0)  # the first process says the same
+        elif not alike or mpi.COMM_WORLD.rank == 0:
+            print(f"fem-frames: {message}", file=sys.stderr, flush=True)
+    except OSError:  # nowhere to say it: the exit code does
+        _discard(sys.stderr)
     if parallel and not alike:
         time.sleep(0.5)  # mpirun drops output that it has not passed on when a rank aborts
         mpi.COMM_WORLD.Abort(code)  # the other ranks may be waiting for this one

@@ -28,8 +28,7 @@ def add(subparsers: Any) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
-    from mpi4py import MPI
-
+    from fem_frames.dolfinx_door import MPI
     from fem_frames.export import export_frame
     from fem_frames.files import check_new, check_writable
     from fem_frames.hierarchy import MeshHierarchy, coarse_mesh

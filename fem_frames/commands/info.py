@@ -42,10 +42,18 @@ def collect() -> dict[str, Any]:
     try:
         from fem_frames import dolfinx_door
     except ImportError as error:
-        found["dolfinx"] = f"absent ({error})"
+        found["dolfinx"] = f"absent ({error.__cause__ or error})"
     else:
-        found |= dolfinx_door.versions()
+        found |= dolfinx_door.versions() | {"petsc": _petsc()}
     return found | {"blas": _blas(), "devices": devices, "cores": os.cpu_count()}
+
+
+def _petsc() -> str:
+    try:
+        from fem_frames import petsc_door
+    except ImportError as error:
+        return f"absent ({error.__cause__})"
+    return petsc_door.version()
 
 
 def _blas() -> list[str]:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from fem_frames.commands.shared import (
-    check_new,
     check_norm,
     declare,
+    declare_force,
     declare_norm,
     declare_run,
     load_run,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import shlex
@@ -42,11 +43,11 @@ def add(subparsers: Any) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
-    import petsc4py
+    with contextlib.suppress(ModuleNotFoundError):  # the next imports say what is missing
+        import petsc4py
 
-    petsc4py.init(["fem-frames", *parsed.petsc_arguments])  # before anything imports PETSc
-    from mpi4py import MPI
-
+        petsc4py.init(["fem-frames", *parsed.petsc_arguments])  # before anything imports PETSc
+    from fem_frames.dolfinx_door import MPI
     from fem_frames.sweep import Sweep, run_sweep
 
     comm = MPI.COMM_WORLD

@@ -1,0 +1,67 @@
+"""The command line of `fem-frames`: all subcommands, declared. Needs neither torch nor DOLFINx, so help is quick."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from fem_frames import __version__
+from fem_frames.commands import (
+    bench,
+    condition,
+    evaluate,
+    export,
+    export_net,
+    info,
+    iterations,
+    plot,
+    problems,
+    query,
+    reference,
+    report,
+    rounding,
+    tables,
+    train,
+)
+
+COMMANDS = (
+    *(info, problems, export, reference, condition, iterations, rounding, bench),
+    *(train, evaluate, query, plot, export_net, tables, report),
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    """One line for what is wrong instead of the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; {self.prog} --help says more\n")
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """As argparse does, but without dropping errors: help that cannot be written is no success."""
+        if message:
+            (file or sys.stderr).write(message)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="fem-frames",
+        description="Neural surrogates for parametric PDEs on FEniCSx, preconditioned and stable by multilevel frames.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"fem-frames {__version__}")
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        command.add(subparsers)
+    return parser
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The arguments by name, with `run`, the function of the subcommand; words for PETSc as `petsc_arguments`."""
+    parsed, rest = make_parser().parse_known_args(arguments)
+    strangers = [word for word in rest if word.startswith("--")] if parsed.takes_petsc_options else rest
+    if strangers or (rest and not rest[0].startswith("-")):
+        parsed.parser.error(f"unknown argument {(strangers or rest)[0]}")
+    parsed.petsc_arguments = rest
+    return parsed
