@@ -38,6 +38,7 @@ try:
 except ModuleNotFoundError as error:
     raise no_fenicsx(error) from error
 
+from fem_frames.files import one_line
 from fem_frames.mesh import Floats, Grid, Ints, MeshArrays, orient, row_keys
 from fem_frames.whitney import facet_vectors, simplices
 
@@ -68,8 +69,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _quietly(function: Callable[P, T]) -> Callable[P, T]:
-    """The function without the compiler lines that FFCx's first compilation of a form logs as information."""
+def _compiling(function: Callable[P, T]) -> Callable[P, T]:
+    """The function, in which FFCx may compile: without the lines that it logs, and with the remedy where it fails."""
 
     @functools.wraps(function)
     def quiet(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -77,6 +78,17 @@ def _quietly(function: Callable[P, T]) -> Callable[P, T]:
         logging.disable(max(before, logging.INFO))
         try:
             return function(*args, **kwargs)
+        except OSError as error:
+            raise ValueError(
+                f"FFCx cannot write what it compiles: {one_line(error)}; set HOME, or XDG_CACHE_HOME and "
+                "XDG_CONFIG_HOME, to a folder that can be written and has room"
+            ) from error
+        except Exception as error:
+            if type(error).__name__ not in ("VerificationError", "CompileError"):  # of cffi and distutils
+                raise
+            raise ValueError(
+                f"the C compiler that FFCx calls fails: {one_line(error)}; is there room in TMPDIR and XDG_CACHE_HOME?"
+            ) from error
         finally:
             logging.disable(before)
 
@@ -86,7 +98,7 @@ def _quietly(function: Callable[P, T]) -> Callable[P, T]:
 # ---- meshes ---------------------------------------------------------------------------------------------
 
 
-@_quietly
+@_compiling
 def generate(grid: Grid) -> MeshArrays:
     """DOLFINx's generated mesh of a grid, as arrays."""
     comm, d = MPI.COMM_SELF, len(grid.shape)
@@ -99,7 +111,7 @@ def generate(grid: Grid) -> MeshArrays:
     return arrays_of(mesh)
 
 
-@_quietly
+@_compiling
 def create(points: Floats, cells: Ints, comm: MPI.Comm) -> dmesh.Mesh:
     """Mesh distributed over the ranks of comm, from arrays that rank 0 gives (the others' are not read)."""
     points, cells = np.ascontiguousarray(points), np.ascontiguousarray(cells, np.int64)
@@ -115,7 +127,7 @@ def create(points: Floats, cells: Ints, comm: MPI.Comm) -> dmesh.Mesh:
     )
 
 
-@_quietly
+@_compiling
 def refine(coarse: dmesh.Mesh) -> tuple[dmesh.Mesh, Ints]:
     """(fine mesh, (cells,) coarse cell of each of its cells) by DOLFINx: every edge is halved. On one rank."""
     if coarse.topology.dim == 1 and _OLD:  # 0.5 does not refine intervals
@@ -261,7 +273,7 @@ def input_nodes(mesh: dmesh.Mesh) -> Ints:
 # ---- spaces ---------------------------------------------------------------------------------------------
 
 
-@_quietly
+@_compiling
 def space(mesh: dmesh.Mesh, *families: str) -> fem.FunctionSpace:
     """Space of lowest order of a family, such as "P", or the mixed space of several."""
     make, cell = (ufl.FiniteElement, mesh.ufl_cell()) if _OLD else (basix.ufl.element, _NAMES[mesh.topology.dim])
@@ -271,7 +283,7 @@ def space(mesh: dmesh.Mesh, *families: str) -> fem.FunctionSpace:
     return (fem.FunctionSpace if _OLD else fem.functionspace)(mesh, elements[0])
 
 
-@_quietly
+@_compiling
 def quadrature_space(mesh: dmesh.Mesh, degree: int) -> fem.FunctionSpace:
     """Functions that are known at the points of quadrature(d, degree)."""
     name = _NAMES[mesh.topology.dim]
@@ -332,7 +344,7 @@ def tabulate_facets(d: int, points: Floats) -> tuple[Floats, Floats]:
 # ---- forms and output -----------------------------------------------------------------------------------
 
 
-@_quietly
+@_compiling
 def compile_form(form: Any) -> Any:
     """A UFL form, ready to be assembled."""
     return fem.form(form)
@@ -353,7 +365,7 @@ def nodal_function(mesh: dmesh.Mesh, values: Floats, name: str) -> fem.Function:
     return function
 
 
-@_quietly
+@_compiling
 def cell_function(mesh: dmesh.Mesh, values: Floats, name: str) -> fem.Function:
     """Vectors (K, d), constant on the input cells."""
     d = values.shape[1]

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import sys
+import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -113,6 +114,33 @@ def _named(path: str | Path) -> Iterator[None]:
         if isinstance(error, FileNotFoundError):
             advice = f"make the folder {Path(path).parent} first"
         raise ValueError(f"cannot write {path}: {error.strerror or error}; {advice}") from error
+
+
+@contextlib.contextmanager
+def staging() -> Iterator[Path]:
+    """A folder for files that other libraries write, gone afterwards; what fails there is blamed on TMPDIR."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="fem-frames-") as place:
+            yield Path(place)
+    except OSError as error:
+        where = os.environ.get("TMPDIR", "the default")
+        raise ValueError(
+            f"cannot write temporary files: {error.strerror or error}; set TMPDIR, now {where}, to a folder with room"
+        ) from error
+
+
+@contextlib.contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Nothing that libraries write to the standard error, past Python, is seen."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def lock(path: str | Path, patience: float = 60.0) -> IO[bytes]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fem_frames.files import check_new, check_writable, written_whole
+from fem_frames.files import check_new, check_writable, one_line, written_whole
 
 Rows = Sequence[Mapping[str, Any]]
 ROUTE_STYLES = {
@@ -76,7 +76,9 @@ def pyplot() -> Any:
         import matplotlib
     except ImportError as error:
         raise ValueError("drawing needs matplotlib: pip install matplotlib") from error
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    try:
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+    except OSError as error:
+        raise ValueError(f"matplotlib cannot write its cache: {one_line(error)}; set MPLCONFIGDIR") from error
     return plt

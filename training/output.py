@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 
 from fem_frames.absence import FEniCSxError
 from fem_frames.arrays import FrameArrays
-from fem_frames.files import check_writable
+from fem_frames.files import check_writable, quiet_libraries, staging, written_whole
 from fem_frames.mesh import Floats
 from nets import CoefficientNet
 
@@ -40,16 +41,28 @@ def write_fields(arrays: FrameArrays, fields: Mapping[str, Floats], path: Path) 
     """Fields on the finest mesh, at points (N,) or on cells (K, d): .xdmf, with an .h5 file beside it, by DOLFINx,
     otherwise by meshio."""
     check_format(path)
-    if path.suffix == ".xdmf":
-        try:
-            from fem_frames import dolfinx_door as door
-        except FEniCSxError as error:
-            raise ValueError(f"cannot write {path}: {error.fact}; write a .vtu file instead") from error
-        with tempfile.TemporaryDirectory(dir=path.resolve().parent, prefix=".") as place:
-            door.write_xdmf(Path(place) / path.name, arrays.points, arrays.levels[-1].cells, **fields)
-            for made in sorted(Path(place).iterdir()):  # the .h5 file first
-                made.replace(path.resolve().parent / made.name)
-        return
+    write = _write_xdmf if path.suffix == ".xdmf" else _write_by_meshio
+    with staging() as place:
+        write(arrays, fields, place / path.name)
+        for made in sorted(place.iterdir()):  # the .h5 file first
+            with written_whole(path.resolve().parent / made.name) as file:
+                file.write(made.read_bytes())
+
+
+def _write_xdmf(arrays: FrameArrays, fields: Mapping[str, Floats], path: Path) -> None:
+    try:
+        from fem_frames import dolfinx_door as door
+    except FEniCSxError as error:
+        raise ValueError(f"cannot write {path.name}: {error.fact}; write a .vtu file instead") from error
+    cells = arrays.levels[-1].cells
+    with quiet_libraries():  # HDF5 prints forty lines for each thing that goes wrong
+        door.write_xdmf(path, arrays.points, cells, **fields)
+    least = arrays.points.nbytes + cells.nbytes + sum(values.nbytes for values in fields.values())
+    if path.with_suffix(".h5").stat().st_size < least:  # DOLFINx does not tell
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _write_by_meshio(arrays: FrameArrays, fields: Mapping[str, Floats], path: Path) -> None:
     try:
         import meshio
     except ImportError as error:
@@ -59,14 +72,7 @@ def write_fields(arrays: FrameArrays, fields: Mapping[str, Floats], path: Path) 
     at_points = {name: np.array(v) for name, v in fields.items() if v.ndim == 1}
     on_cells = {name: [np.pad(v, ((0, 0), (0, 3 - v.shape[1])))] for name, v in fields.items() if v.ndim == 2}
     mesh = meshio.Mesh(points, [(_CELLS[arrays.dimension], arrays.levels[-1].cells)], at_points, on_cells)
-    part = path.with_name(f".{os.getpid()}.{path.name}")
-    try:
-        meshio.write(part, mesh, file_format=path.suffix[1:])
-        part.replace(path)
-    except OSError as error:
-        raise ValueError(f"cannot write {path}: {error.strerror or error}; is there room?") from error
-    finally:
-        part.unlink(missing_ok=True)
+    meshio.write(path, mesh, file_format=path.suffix[1:])
 
 
 def export_net(net: CoefficientNet, parameters: int, path: Path) -> None:
@@ -78,10 +84,12 @@ def export_net(net: CoefficientNet, parameters: int, path: Path) -> None:
     example = (torch.zeros(3, parameters, dtype=dtype, device=net.decay.device),)
     shapes = ({0: torch.export.Dim("batch", min=1)},)
     net.eval()
-    part = path.with_name(f".{os.getpid()}.{path.name}")
     try:
         if path.suffix == ".pt2":
-            torch.export.save(torch.export.export(net, example, dynamic_shapes=shapes, strict=False), part)
+            program = torch.export.export(net, example, dynamic_shapes=shapes, strict=False)
+            made = io.BytesIO()  # where a file cannot be written, torch ends the process
+            torch.export.save(program, made)
+            content = made.getvalue()
         else:
             try:
                 import onnx  # noqa: F401
@@ -89,10 +97,12 @@ def export_net(net: CoefficientNet, parameters: int, path: Path) -> None:
             except ImportError as error:
                 advice = "pip install onnx onnxscript; or write a .pt2 file"
                 raise ValueError(f"ONNX needs two packages more: {advice}") from error
-            program = torch.onnx.export(net, example, dynamic_shapes=shapes, dynamo=True, verbose=False)
-            assert program is not None
-            program.save(part)
-        part.replace(path)
+            converted = torch.onnx.export(net, example, dynamic_shapes=shapes, dynamo=True, verbose=False)
+            assert converted is not None
+            with staging() as place:
+                converted.save(place / path.name)
+                content = (place / path.name).read_bytes()
     finally:
-        part.unlink(missing_ok=True)
         net.train()
+    with written_whole(path) as file:
+        file.write(content)

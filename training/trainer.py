@@ -57,8 +57,8 @@ def train(
     """
     folder = Path(out)
     if resume:
-        complete = runs.read_record(folder / runs.RESULT)
         saved = runs.saved_configuration(folder)
+        complete = runs.read_record(folder / runs.RESULT)
         named = is_file(saved.problem) and problem is None
         if configuration is not None:
             given = configuration.resolved()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fem_frames.commands.shared import declare, declare_cells, progress_bar, show
-from fem_frames.files import check_writable, written_whole
+from fem_frames.files import check_writable, refuse_links, written_whole
 
 INITIALISATION = "initialisation.png"
 
@@ -53,6 +53,9 @@ def run(parsed: argparse.Namespace) -> None:
         raise ValueError("--fresh-seed is not negative, and goes with the folder of an experiment")
     if (parsed.cells != "*" or parsed.add) and not from_runs:
         raise ValueError("--cells and --add are about runs: give the folder of an experiment")
+    if from_runs:
+        refuse_links(parsed.experiment, deep=False)
+        refuse_links(parsed.experiment / "report")
     report = _collect(parsed) if from_runs else read_report(parsed.experiment)
     out = parsed.out or (parsed.experiment / "report" if from_runs else parsed.experiment.parent)
     try:
