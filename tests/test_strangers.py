@@ -13,7 +13,7 @@ from frames import case
 from strangers import TRACE, array_bytes, executed, header, leave_code, members, run_in, with_record, write_members
 
 from fem_frames import FrameArrays, ReferenceSolutions, Sweep, make_problem, run_sweep
-from fem_frames.commands import main
+from fem_frames.commands import main, parser
 from training import Configuration, Surrogate, train
 from training.checkpoints import Checkpoints
 from training.experiments.cells import Cell
@@ -94,9 +94,8 @@ def test_no_command_executes_code_that_a_file_names(place, command):
 
 
 def test_every_command_is_among_them():
-    from fem_frames.commands.parser import COMMANDS as known
 
-    named = {module.__name__.rpartition(".")[2].replace("_", "-") for module in known}
+    named = {module.__name__.rpartition(".")[2].replace("_", "-") for module in parser.COMMANDS}
     assert named - {c[0] for c in COMMANDS} == {"export", "reference"}, (
         "those two read no file but the user's own problem"
     )

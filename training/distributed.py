@@ -5,13 +5,50 @@ All hold the same net and take the same steps; each evaluates its share of a bat
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
+
+from fem_frames.files import one_line
+
+_store: Any = None  # what all processes of torchrun can read and write, until they end
+
+
+class ProcessLostError(RuntimeError):
+    """Another process of the run has ended."""
+
+
+@contextlib.contextmanager
+def _others_needed() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # "Connection closed by peer" and the like
+        raise ProcessLostError(f"another process of the run has ended ({one_line(error)})") from error
+
+
+def is_first_to_fail(message: str) -> bool:
+    """Whether no other process of torchrun has said this, or has made this one fail by ending.
+
+    Before the processes have found each other they fail alike: the first one speaks, and the others wait for the end
+    that torchrun makes of them; one that goes on after that has failed alone.
+    """
+    rank = os.environ["RANK"]
+    if _store is None:
+        time.sleep(0.0 if rank == "0" else 1.5)
+        return True
+    try:
+        first, _, told = _store.compare_set("fem-frames failure", "", f"{rank} {message}").decode().partition(" ")
+    except RuntimeError:  # torchrun is gone, and the store with it
+        return True
+    return bool(first == rank or not (told == message or "another process of the run" in message))
 
 
 @dataclass(frozen=True)
@@ -22,6 +59,8 @@ class World:
     size: int = 1
     joined: bool = False
     """Whether this object made the group of processes."""
+    launcher: int | None = None
+    """The process that started this one, torchrun's."""
 
     @classmethod
     def join(cls, device: torch.device) -> World:
@@ -32,9 +71,12 @@ class World:
         if joined:
             if device.type == "cuda":
                 torch.cuda.set_device(device)
+            global _store
             # Long enough for the test set to be solved on rank 0 while the others wait.
-            dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(hours=2))
-        return cls(dist.get_rank(), dist.get_world_size(), joined)
+            patience, backend = timedelta(hours=2), "nccl" if device.type == "cuda" else "gloo"
+            _store, rank, size = next(dist.rendezvous("env://", timeout=patience))
+            dist.init_process_group(backend, store=_store, rank=rank, world_size=size, timeout=patience)
+        return cls(dist.get_rank(), dist.get_world_size(), joined, os.getppid())
 
     @property
     def leads(self) -> bool:
@@ -48,7 +90,8 @@ class World:
     def add(self, values: Tensor) -> Tensor:
         """The sum over all processes, in place."""
         if self.size > 1:
-            dist.all_reduce(values)
+            with _others_needed():
+                dist.all_reduce(values)
         return values
 
     def any(self, flag: bool, device: torch.device) -> bool:
@@ -57,7 +100,13 @@ class World:
 
     def wait(self) -> None:
         if self.size > 1:
-            dist.barrier()
+            with _others_needed():
+                dist.barrier()
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether torchrun is gone, so that nobody would end this process."""
+        return self.launcher is not None and os.getppid() != self.launcher
 
     def leave(self) -> None:
         if self.joined:

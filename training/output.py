@@ -55,9 +55,13 @@ def _write_xdmf(arrays: FrameArrays, fields: Mapping[str, Floats], path: Path) -
     except FEniCSxError as error:
         raise ValueError(f"cannot write {path.name}: {error.fact}; write a .vtu file instead") from error
     cells = arrays.levels[-1].cells
-    with quiet_libraries():  # HDF5 prints forty lines for each thing that goes wrong
-        door.write_xdmf(path, arrays.points, cells, **fields)
     least = arrays.points.nbytes + cells.nbytes + sum(values.nbytes for values in fields.values())
+    # Where a disk is full HDF5 prints forty lines, and ends the process later on: there must be room before.
+    with path.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, 2 * least + 2**16)
+    path.unlink()
+    with quiet_libraries():
+        door.write_xdmf(path, arrays.points, cells, **fields)
     if path.with_suffix(".h5").stat().st_size < least:  # DOLFINx does not tell
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

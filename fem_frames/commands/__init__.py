@@ -107,10 +107,14 @@ def _fail(message: str, code: int) -> NoReturn:
             import traceback
 
             traceback.print_exc()
-        rank = os.environ.get("RANK", "0")  # of torchrun
-        if rank != "0" and code == 2:
-            time.sleep(1.0)  # the first process says the same
-        elif not alike or mpi.COMM_WORLD.rank == 0:
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ:  # of torchrun
+            from training.distributed import is_first_to_fail
+
+            alone = is_first_to_fail(message)
+            message = f"rank {os.environ['RANK']}: {message}"
+        else:
+            alone = not alike or mpi.COMM_WORLD.rank == 0
+        if alone:
             print(f"fem-frames: {message}", file=sys.stderr, flush=True)
     except OSError:  # nowhere to say it: the exit code does
         _discard(sys.stderr)
