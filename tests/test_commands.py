@@ -1,4 +1,4 @@
-"""The command line as users run it: serial, under mpirun, killed in the middle, and with bad input."""
+"""The command line as users run it: serial, under mpirun, and killed in the middle."""
 
 import json
 import os
@@ -116,53 +116,6 @@ def test_info_and_problems():
     names = [row["name"] for row in json.loads(run("problems", "--json").stdout)["problems"]]
     assert names == ["quarters", "checkerboard", "lshape", "ring", "cookies", "lognormal", "inclusion", "cube"]
     assert "y in [0.5, 1.5]^4" in run("problems").stdout
-
-
-BASE = ["--problem", "checkerboard", "--levels", "3"]
-INCLUSION = ["--levels", "5", "--samples", "2", "--out", "x"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["export", "--problem", "cake", "--levels", "3", "--out", "x"], "no problem 'cake'"),
-        (["export", "--problem", "checkerboard", "--levels", "0", "--out", "x"], "levels = 0"),
-        (["export", "--problem", "checkerboard", "--levels", "-3", "--out", "x"], "levels = -3"),
-        (["export", "--problem", "checkerboard", "--levels", "two", "--out", "x"], "invalid int value"),
-        (["export", *BASE, "--out", "there.txt"], "is there already.*--force"),
-        (["export", *BASE, "--out", "absent/x"], "cannot write absent/x"),
-        (["export", *BASE, "--out", "x", "--set", "blocks"], "not of the form OPTION=VALUE"),
-        (["export", *BASE, "--out", "x", "--set", "block=2"], "no option 'block'"),
-        (["export", *BASE, "--out", "x", "--first-level", "7"], "first_level is 7"),
-        (["export", *BASE, "--out", "x", "--wrong"], "unknown argument --wrong"),
-        (["export", *BASE, "--out", "x", "-ksp_monitor"], "unknown argument -ksp_monitor"),
-        (["export", "--problem", "absent.py:p", "--levels", "3", "--out", "x"], "no file absent.py"),
-        (["reference", *BASE, "--samples", "0", "--out", "x"], "samples is 0"),
-        (["reference", *BASE, "--samples", "2", "--seed", "-1", "--out", "x"], "seed is -1"),
-        (["reference", *BASE, "--samples", "2", "--out", "there.txt"], "left as it is"),
-        (["reference", *BASE, "--samples", "2", "--out", "."], "it is a folder"),
-        (["reference", *BASE, "--samples", "2", "--out", "x", "--wrong", "1"], "unknown argument --wrong"),
-        (["reference", *BASE, "--samples", "2", "--out", "x", "-ksp_monitor", "--sampels", "1"], "argument --sampels"),
-        (["reference", *BASE, "--samples", "2", "--out", "x", "-pc_type", "nonsense"], "PETSc refuses the options"),
-        (["reference", *BASE, "--samples", "99999999999", "--out", "x"], "at most 10000000"),
-        (["reference", "--problem", "inclusion", "--set", "conductivity=-3", *INCLUSION], "a_y must be positive"),
-        (["reference", "--problem", "inclusion", "--set", "conductivity=abc", *INCLUSION], "option conductivity of"),
-        (["export", *BASE, "--out", "x", "--sparse", "x"], "--out and --sparse are both x"),
-        (["export", *BASE, "--out", "x", "--sparse", "there.txt", "--force"], "--sparse needs a folder"),
-        (["export", *BASE, "--out", "x", "--sparse", "s", "--degree", "0"], "--degree is 0"),
-        (["export", *BASE, "--out", "x", "--degree", "3"], "give --sparse too"),
-        (["export", "--problem", "checkerboard", "--levels", "40", "--out", "x"], "use fewer levels"),
-        ([], "required"),
-        (["nonsense"], "invalid choice"),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_2(tmp_path, arguments, message):
-    (tmp_path / "there.txt").write_text("precious")
-    done = run(*arguments, expect=2, cwd=tmp_path)
-    assert re.search(message, done.stderr), done.stderr
-    assert "Traceback" not in done.stderr
-    assert [p.name for p in tmp_path.iterdir()] == ["there.txt"]
-    assert (tmp_path / "there.txt").read_text() == "precious"
 
 
 def test_an_error_on_one_rank_ends_all_with_its_message(tmp_path):

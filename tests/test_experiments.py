@@ -335,32 +335,3 @@ def test_train_takes_the_recipe_and_what_is_given_wins(tmp_path):
     toml = (tmp_path / "run" / "configuration.toml").read_text()
     for line in ('optimizer = "soap"', "mixed = true", "level_decay = 1.0", "epochs = 2"):
         assert line in toml.splitlines()
-
-
-BAD = {
-    "no such preset": (["tables", "--preset", "fast", "--out", "x"], "invalid choice: 'fast'"),
-    "no such table": (
-        ["tables", "--preset", "cpu", "--table", "best", "--out", "x"],
-        "has no table best; choose from 1",
-    ),
-    "no workers": (["tables", "--preset", "cpu", "--workers", "0", "--out", "x"], "--workers is 0: at least one"),
-    "no such cell": (["tables", "--preset", "cpu", "--cells", "adam", "--out", "x"], "there is none like that; `fem-"),
-    "a file": (["tables", "--preset", "cpu", "--out", "file"], "file is a file: give a folder"),
-    "someone's folder": (["tables", "--preset", "cpu", "--out", "."], "holds no experiment of `fem-frames tables`"),
-    "report of nothing": (["report", "x"], "there is no folder x: give the one that was --out"),
-    "report of a folder": (["report", "."], "holds no experiment of `fem-frames tables`"),
-    "report of a file": (["report", "file"], "file cannot be read as a report"),
-    "report with nothing": (["report", ".", "--add", "x.json"], "x.json cannot be read as a report"),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_line(case, tmp_path):
-    arguments, message = BAD[case]
-    (tmp_path / "file").write_text("mine")
-    done = run_command(*arguments, check=False, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    assert [p.name for p in tmp_path.iterdir()] == ["file"]
-    assert (tmp_path / "file").read_text() == "mine"

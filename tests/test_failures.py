@@ -87,9 +87,14 @@ def test_writes_that_were_killed_leave_nothing_after_the_next_one(tmp_path):
 
 def test_an_error_while_writing_keeps_the_file_from_before(tmp_path):
     (tmp_path / "f").write_text("before")
-    with pytest.raises(RuntimeError, match="in the middle"), written_whole(tmp_path / "f") as file:
-        file.write(b"half")
-        raise RuntimeError("in the middle")
+
+    def write():
+        with written_whole(tmp_path / "f") as file:
+            file.write(b"half")
+            raise RuntimeError("in the middle")
+
+    with pytest.raises(RuntimeError, match="in the middle"):
+        write()
     assert (tmp_path / "f").read_text() == "before"
     assert [p.name for p in tmp_path.iterdir()] == ["f"]
 

@@ -38,11 +38,11 @@ def _refuse(constant: str) -> float:
 def _check_whole(report: Mapping[str, Any]) -> None:
     """An error if the page or the figures of the report could not be made."""
     page_text(report)
-    known = {table.name for table in PRESETS[report["preset"]].tables()} if report["preset"] in PRESETS else set()
-    if not {table["name"] for table in report["tables"]} <= known:  # they are names of figures too
-        raise ValueError("its tables are none that this fem-frames knows")
     if report["preset"] not in PRESETS or not isinstance(report["protocol"], list):
         raise ValueError("its preset or protocol is none that this fem-frames knows")
+    known = {table.name for table in PRESETS[report["preset"]].tables()}
+    if not {table["name"] for table in report["tables"]} <= known:  # they are names of figures too
+        raise ValueError("its tables are none that this fem-frames knows")
     for row in (row for table in report["tables"] for row in table["rows"]):
         for key in SETTINGS:
             row[key]
