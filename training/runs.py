@@ -32,8 +32,8 @@ FILES = (SETTINGS, TEST, TRAINING, RESULT, FAILURE, LOG, LOCK, FRAME, NET)
 FOLDERS = (CHECKPOINTS, "tensorboard")
 ASIDE = ".replaced"  # what --force replaces, until the new run is set up
 REMOVED = ".removed"
-FREE = ("device", "tensorboard")
-"""Settings that may change when a run is resumed."""
+FREE = ("device", "tensorboard", "micro_batch")
+"""Settings that may change when a run is resumed: the steps are the same, up to rounding."""
 
 
 def cores() -> int:

@@ -18,6 +18,7 @@ import torch
 
 from fem_frames.formulations import make_formulation
 from fem_frames.frame import Frame
+from fem_frames.mesh import Floats
 from fem_frames.operators import NotFiniteError
 from fem_frames.problem import Problem
 from fem_frames.solutions import ReferenceSolutions
@@ -119,7 +120,7 @@ class Training:
         if hint is not None:
             self._say(hint)
         self.weights = (MasterWeights if c.mixed else Weights)(self.net)
-        self.objective = Objective(self.net, self.loss, self.weights, world)
+        self.objective = Objective(self.net, self.loss, self.weights, world, c.micro_batch)
         self.stepper = make_stepper(c.optimizer, self.weights, c.dtype_settings, c.rate)
         self.test: ReferenceSolutions | None = None
         if world.leads and c.test_samples:
@@ -130,7 +131,7 @@ class Training:
         self.metrics: Metrics | None = None
         self.tested = -1  # step of the last test
         self.stopped: str | None = None
-        self._interrupted = self._stopping = False
+        self._stopping = False
         self._fingerprint = fingerprint(self.surrogate.formulation)
         self._load_checkpoint()
 
@@ -148,8 +149,6 @@ class Training:
                 while self.step < total and self.stopped is None and not self._told_to_stop():
                     rate = self._set_rate()
                     y, rows = self.samples.batch(self.step)
-                    if self.step % c.log_every == 0:
-                        self.loss.check(self.loss.batch(y, rows))  # of all processes, so that all stop
                     mine = self.world.share(len(y))
                     batch = self.loss.batch(y[mine], None if rows is None else rows[mine])
                     self.objective.take(batch, len(y))
@@ -157,7 +156,7 @@ class Training:
                     if outcome.finite:
                         self.weights.succeeded()
                     else:
-                        self._not_finite(float(outcome.loss))
+                        self._not_finite(float(outcome.loss), y, rows)
                     self.step += 1
                     self.seconds = before + time.perf_counter() - begin
                     if outcome.reason and not outcome.moved and self.samples.repeats:
@@ -196,7 +195,12 @@ class Training:
         self.stepper.set_rate(rate)
         return rate
 
-    def _not_finite(self, loss: float) -> None:
+    def _not_finite(self, loss: float, y: Floats, rows: np.ndarray | None) -> None:
+        """Looks for a reason in the samples first, those of all processes, so that all stop with the same words."""
+        size = self.configuration.micro_batch or self.configuration.batch
+        for first in range(0, len(y), size):
+            part = slice(first, first + size)
+            self.loss.check(self.loss.batch(y[part], None if rows is None else rows[part]), first)
         self.skipped += 1
         if not self.weights.failed():
             raise self._diverged(loss)
@@ -337,15 +341,15 @@ class Training:
 
     def _told_to_stop(self) -> bool:
         """Whether any process was told to stop: all stop after the same step."""
-        self._stopping = self.world.any(self._interrupted, self.device)
+        self._stopping = self.objective.stopping
         return self._stopping
 
     def _signals(self) -> StopSignals:
         """A first one asks for an end after the step that is being taken, a second one ends at once."""
 
         def stop() -> None:
-            if self._interrupted:
+            if self.objective.asked_to_stop:
                 raise KeyboardInterrupt("interrupted twice; the last checkpoint is kept")
-            self._interrupted = True
+            self.objective.asked_to_stop = True
 
         return StopSignals(stop)
