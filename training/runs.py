@@ -16,6 +16,7 @@ import torch
 from fem_frames import __version__
 from fem_frames.files import lock, written_whole
 from training.configuration import Configuration, Resolved
+from training.devices import describe
 from training.log import LOG
 from training.surrogate import FRAME, NET
 
@@ -41,8 +42,9 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def machine() -> dict[str, Any]:
-    return {"architecture": platform.machine(), "cores": cores()}
+def machine(device: torch.device) -> dict[str, Any]:
+    """Processor, and on a GPU which one and how it multiplies."""
+    return {"architecture": platform.machine(), "cores": cores(), **describe(device)}
 
 
 def versions() -> dict[str, str]:

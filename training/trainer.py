@@ -25,6 +25,7 @@ from fem_frames.solutions import ReferenceSolutions
 from training import assembly, runs
 from training.checkpoints import Checkpoints
 from training.configuration import Configuration, Resolved
+from training.devices import full_products
 from training.distributed import World
 from training.log import Display, RunLog, display
 from training.metrics import Metrics, evaluate
@@ -85,7 +86,8 @@ def train(
             raise KeyboardInterrupt(f"interrupted before the first step; {folder} is as it was before") from None
         if held is not None:
             held.begin()
-        return training.run()
+        with full_products(device):
+            return training.run()
     finally:
         if held is not None:
             held.close()
@@ -289,7 +291,7 @@ class Training:
             "device": str(self.device),
             "processes": self.world.size,
             "threads": torch.get_num_threads(),
-            "machine": runs.machine(),
+            "machine": runs.machine(self.device),
             "versions": runs.versions(),
         }
 
