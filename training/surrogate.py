@@ -22,6 +22,7 @@ from fem_frames.arrays import FrameArrays
 from fem_frames.formulations import Formulation, make_formulation
 from fem_frames.frame import DTYPES, Frame, check_device, check_dtype, make_synthesis
 from fem_frames.mesh import Floats
+from fem_frames.operators import unchecked
 from fem_frames.problem import Problem, Uniform
 from fem_frames.problems import recorded_problem
 from fem_frames.rows import accumulation_dtype
@@ -136,7 +137,8 @@ class Surrogate:
         start = self.coefficients(y)
 
         def good(correction: Tensor) -> Tensor:
-            return error_bound(exact, start + correction, samples) <= tol
+            with unchecked():  # all data are looked at below: iterations wait for the device only to know when to end
+                return error_bound(exact, start + correction, samples) <= tol
 
         found = conjugate_gradients(
             exact.stable(samples), -exact.residual(start, samples), 1e-13, max_iterations, until=good
@@ -158,11 +160,14 @@ class Surrogate:
             )
         return result
 
-    def to(self, precision: str) -> Surrogate:
-        """The same surrogate with its net rounded to another precision: float16, bfloat16, float32 or float64."""
-        dtype = check_dtype(precision)
+    def to(self, precision: str | None = None, device: torch.device | str | None = None) -> Surrogate:
+        """The same surrogate with its net rounded to another precision, or on another device, or both.
+
+        Precisions are float16, bfloat16, float32 and float64.
+        """
+        dtype = check_dtype(self.description.precision if precision is None else precision)
         description = replace(self.description, precision=str(dtype).removeprefix("torch."))
-        net = description.build(self.arrays, self.device, 0)
+        net = description.build(self.arrays, self.device if device is None else check_device(device), 0)
         net.load_state_dict(self.net.state_dict())
         return Surrogate(net, description, self.arrays, self._problem, self.record)
 

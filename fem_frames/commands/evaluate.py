@@ -7,6 +7,7 @@ from typing import Any
 
 from fem_frames.commands.shared import (
     declare,
+    declare_device,
     declare_run,
     declare_samples,
     load_run,
@@ -24,6 +25,7 @@ def add(subparsers: Any) -> None:
         "conjugate gradients in frame coordinates to 1e-12.",
     )
     declare_run(parser)
+    declare_device(parser)
     declare_samples(parser, 1000, "number of samples; default: %(default)s")
     parser.add_argument(
         "--precision",
