@@ -29,6 +29,8 @@ from fem_frames.operators import (
     SparseRows,
     dot,
     is_plain,
+    unchecked,
+    unseen,
 )
 from fem_frames.problem import Problem
 from fem_frames.products import accumulation_dtype
@@ -122,17 +124,12 @@ class Formulation(ABC):
         """(K, Q, B) values of a_y at the quadrature points, (K, 1, B) where constant on cells; positive."""
         wide = self.check_parameters(y).to(self.wide)
         a = self._spread(lambda: self.problem.coefficient.evaluate(self._tables, wide), y, "the coefficient a")
-        if is_plain(a):
-            low, high = torch.aminmax(a)
-            if not (low > 0 and high < torch.inf):  # false for NaN too
-                wrong = (~((a > 0) & (a < torch.inf))).nonzero()[0]
-                cell, q, sample = (int(i) for i in wrong)
-                where = [round(float(x), 6) for x in self._points[cell, q]]
-                raise ValueError(
-                    f"a_y must be positive and finite, but it is {float(a[cell, q, sample]):.3g} for sample {sample} "
-                    f"in cell {cell} at x = {where}; mend the coefficient or choose y inside the parameters "
-                    f"{self.problem.parameters}"
-                )
+        tests = unseen(a)
+        if tests is not None:
+            low, high = torch.aminmax(a.detach())
+            tests.append((low > 0) & (high < torch.inf))
+        elif is_plain(a):
+            self._check_coefficient(a)
         return a
 
     def source(self, y: Tensor) -> Tensor:
@@ -142,11 +139,37 @@ class Formulation(ABC):
             return torch.full((1, 1, 1), float(function), dtype=self.wide, device=self.frame.device)
         wide = self.check_parameters(y).to(self.wide)[:, None, None, :]
         f = self._spread(lambda: function(self._points, wide), y, "the source f")
-        if is_plain(f) and not torch.isfinite(f).all():
-            cell, q, sample = (int(i) for i in (~torch.isfinite(f)).nonzero()[0])
-            where = [round(float(x), 6) for x in self._points[cell, q]]
-            raise NotFiniteError(f"f is not finite for sample {sample} at x = {where}")
+        if is_plain(f):
+            self._check_source(f)
         return f
+
+    def check_data(self, y: Tensor, first: int = 0) -> None:
+        """A ValueError if a_y or f_y are wrong, or do not fit the precision; `first` is the number of the first y."""
+        with unchecked():
+            a, f = self.coefficient(y), self.source(y)
+        self._check_coefficient(a, first)
+        self._check_source(f, first)
+        self.C(y)
+        self.frame_functional(y)
+
+    def _check_coefficient(self, a: Tensor, first: int = 0) -> None:
+        low, high = torch.aminmax(a)
+        if not (low > 0 and high < torch.inf):  # false for NaN too
+            wrong = (~((a > 0) & (a < torch.inf))).nonzero()[0]
+            cell, q, sample = (int(i) for i in wrong)
+            raise ValueError(
+                f"a_y must be positive and finite, but it is {float(a[cell, q, sample]):.3g} for sample "
+                f"{first + sample} in cell {cell} at x = {self._place(cell, q)}; fix the coefficient or choose y "
+                f"inside the parameters {self.problem.parameters}"
+            )
+
+    def _check_source(self, f: Tensor, first: int = 0) -> None:
+        if not torch.isfinite(f).all():
+            cell, q, sample = (int(i) for i in (~torch.isfinite(f)).nonzero()[0])
+            raise NotFiniteError(f"f is not finite for sample {first + sample} at x = {self._place(cell, q)}")
+
+    def _place(self, cell: int, q: int) -> list[float]:
+        return [round(float(x), 6) for x in self._points[cell, q]]
 
     def mean(self, values: Tensor) -> Tensor:
         """(K, B) means over the cells of values (K, Q, B) at quadrature points, or (K, 1, B) of constants."""

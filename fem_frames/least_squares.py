@@ -182,10 +182,15 @@ class LeastSquares(Formulation):
 
     def local_matrices(self, y: Tensor) -> Tensor:
         R = self.R(y)
-        local = self._as_data(tables.local_states(self.frame.arrays))  # (K, m, L)
+        local = self._local_states
         columns = [R.cells(local[:, :, i, None].expand(-1, -1, R.batch or 1)) for i in range(local.shape[2])]
         residuals = torch.stack(columns, dim=2)  # (K, r, L, B)
         return torch.einsum("krlb,krnb->klnb", residuals, residuals)
+
+    @cached_property
+    def _local_states(self) -> Tensor:
+        """(K, m, L) states of the local basis functions."""
+        return self._as_data(tables.local_states(self.frame.arrays))
 
     def residuals(self, R: FluxResidual, states: Tensor, y: Tensor) -> Tensor:
         """(K, r, B) residuals from the states (B, K m) of lift + F w, with R = R_y, in the wide precision."""

@@ -143,7 +143,7 @@ class RowOperator(ExplicitOperator):
         """(r, B) to (n, B)."""
 
     def multiply(self, x: Tensor, transposed: bool) -> Tensor:
-        last = batch_last(x.reshape(-1, x.shape[-1]))
+        last = batch_last(x.flatten(0, -2) if x.ndim > 1 else x[None])  # reshape(-1, 0) would not do
         made = self.rows_transposed(last) if transposed else self.rows(last)
         return made.T.reshape(*x.shape[:-1], made.shape[0])
 
@@ -342,26 +342,35 @@ def flat_first(cells: Tensor, like: Tensor) -> Tensor:
 
 def is_plain(x: Tensor) -> bool:
     """Whether values may be looked at: not while torch traces, differentiates forward or maps over a batch."""
-    if torch.compiler.is_compiling() or not _LOOKING.get():
-        return False
-    return not torch._C._functorch.is_functorch_wrapped_tensor(x)
+    return _UNSEEN.get() is None and not _is_traced(x)
+
+
+def unseen(x: Tensor) -> list[Tensor] | None:
+    """Inside `unchecked`, where to put tests of x that nobody waits for; None elsewhere, and while torch traces."""
+    return None if _is_traced(x) else _UNSEEN.get()
+
+
+def _is_traced(x: Tensor) -> bool:
+    return torch.compiler.is_compiling() or bool(torch._C._functorch.is_functorch_wrapped_tensor(x))
 
 
 def is_watched(x: Tensor) -> bool:
     """Whether torch traces, differentiates or maps over what is done to x."""
-    if torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(x):
-        return True
-    return torch.is_grad_enabled() and x.requires_grad
+    return _is_traced(x) or (torch.is_grad_enabled() and x.requires_grad)
 
 
-_LOOKING = ContextVar("looking", default=True)
+_UNSEEN: ContextVar[list[Tensor] | None] = ContextVar("unseen", default=None)
 
 
 @contextlib.contextmanager
-def unchecked() -> Iterator[None]:
-    """No values are looked at inside: a training step need not wait for the device to learn that all are finite."""
-    token = _LOOKING.set(False)
+def unchecked() -> Iterator[list[Tensor]]:
+    """No values are looked at inside: a training step need not wait for the device to learn that all are right.
+
+    Gives a list that fills with tests of values, tensors that are true or false, to be looked at later.
+    """
+    tests: list[Tensor] = []
+    token = _UNSEEN.set(tests)
     try:
-        yield
+        yield tests
     finally:
-        _LOOKING.reset(token)
+        _UNSEEN.reset(token)

@@ -38,12 +38,16 @@ def nominal_parameters(problem: Problem) -> Floats:
 
 
 def formulations(
-    arrays: FrameArrays, problem: Problem, levels: Iterable[int] | None = None, dtype: str = "float64"
+    arrays: FrameArrays,
+    problem: Problem,
+    levels: Iterable[int] | None = None,
+    dtype: str = "float64",
+    device: torch.device | str = "cpu",
 ) -> Iterator[tuple[int, Formulation]]:
     """The formulation on each level, from the coarsest that resolves the problem."""
     first = max(arrays.first_level, problem.resolved_from, 1)
     for level in range(first, arrays.finest_level + 1) if levels is None else levels:
-        frame = Frame.from_arrays(arrays.coarsened(level, problem.regions), dtype)
+        frame = Frame.from_arrays(arrays.coarsened(level, problem.regions), dtype, device)
         yield level, make_formulation(frame, problem)
 
 
@@ -76,17 +80,26 @@ def embedded(w: Tensor, coarse: FrameArrays, fine: FrameArrays) -> Tensor:
     return torch.cat(parts, dim=1)
 
 
-def condition_rows(arrays: FrameArrays, problem: Problem, y: Floats, tol: float = 1e-3) -> Iterator[Row]:
+def condition_rows(
+    arrays: FrameArrays, problem: Problem, y: Floats, tol: float = 1e-3, device: torch.device | str = "cpu"
+) -> Iterator[Row]:
     """Condition numbers on each level, the largest over the samples y (B, p)."""
-    for level, formulation in formulations(arrays, problem):
-        found = [asdict(condition_numbers(formulation, torch.as_tensor(sample), tol)) for sample in y]
+    for level, formulation in formulations(arrays, problem, device=device):
+        samples = torch.as_tensor(y).to(formulation.frame.device)
+        found = [asdict(condition_numbers(formulation, sample, tol)) for sample in samples]
         worst = {name: max(f[name] for f in found) for name in found[0] if found[0][name] is not None}
         sizes = {"nodal_size": formulation.frame.arrays.nodal_size, "frame_size": formulation.frame.frame_size}
         yield {"level": level, **sizes, **worst}
 
 
 def iteration_rows(
-    arrays: FrameArrays, problem: Problem, y: Floats, tol: float, dtypes: Sequence[str], limit: int = 5000
+    arrays: FrameArrays,
+    problem: Problem,
+    y: Floats,
+    tol: float,
+    dtypes: Sequence[str],
+    limit: int = 5000,
+    device: torch.device | str = "cpu",
 ) -> Iterator[Row]:
     """Iterations of conjugate gradients for the nodal system, HᵀA_yH and DᵀC_yD, the most over the samples y.
 
@@ -94,9 +107,9 @@ def iteration_rows(
     where the tolerance is not reached within the limit, or rounding stops the frame's systems before.
     """
     for dtype in dtypes:
-        for level, exact in formulations(arrays, problem):
+        for level, exact in formulations(arrays, problem, device=device):
             formulation = exact if dtype == "float64" else exact.to(dtype)
-            samples = torch.as_tensor(y).to(formulation.frame.dtype)
+            samples = torch.as_tensor(y).to(formulation.frame.device, formulation.frame.dtype)
             y64 = samples.double()
             nodal, load = formulation.nodal_load(samples), formulation.load(samples)
             nodal_true, load_true = exact.nodal_load(y64), exact.load(y64)

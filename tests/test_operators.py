@@ -238,6 +238,23 @@ def test_prolongation_of_a_linear_function_is_itself():
     assert inside.max() == 4
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ["square, LS", "square, weighted"])
+def test_prolongation_from_a_level_without_free_points_is_zero(name, dtype):
+    """All points of the coarsest square are on the boundary: its vectors are empty, in every batch."""
+    _, arrays = case(name)
+    P = Frame.from_arrays(arrays, dtype).P(1)
+    assert P.shape == (1, 0)
+    assert P.to_dense().shape == (1, 0)
+    for batch in ((), (3,), (2, 3)):
+        x = torch.zeros(*batch, 0, dtype=dtype, requires_grad=True)
+        image = P(x)
+        assert torch.equal(image, torch.zeros(*batch, 1, dtype=dtype))
+        image.sum().backward()
+        assert x.grad.shape == (*batch, 0)
+        assert P.T(torch.ones(*batch, 1, dtype=dtype)).shape == (*batch, 0)
+
+
 @pytest.mark.parametrize("name", ["interval, LS", "square", "cube"])
 def test_states_of_order_one_in_every_level(name):
     """H1-normalised hats have states of norm at most one, so half precision neither over- nor underflows."""

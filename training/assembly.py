@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -27,37 +28,59 @@ from fem_frames.tables import state_size
 from nets import SeparateFrameNets
 from training import runs
 from training.configuration import Configuration, Resolved
+from training.description import describe_net
 from training.distributed import World
 from training.losses import LOSSES, Loss, make_loss
 from training.metrics import check_reference, reference_solutions
 from training.representation import level_sizes
 from training.samples import FixedSamples, FreshSamples, Samples, SobolSamples
-from training.surrogate import FRAME, Surrogate, describe_net
+from training.surrogate import FRAME, Surrogate
 
 Say = Callable[[str], None]
 
 
 def choose_device(name: str | None) -> torch.device:
-    """The device asked for, or the best there is; under torchrun every process has a GPU of its own."""
+    """The device asked for, or the best there is; under torchrun every process has a GPU of its own.
+
+    Where GPUs are, but not one for each process, or the one of this process does not work, that is an error: the CPU
+    would be slower without a word.
+    """
+    rank = os.environ.get("LOCAL_RANK")
+    gpus = torch.cuda.device_count()  # opens none of them
+    if name == "cuda" or (name is None and gpus):
+        own = "cuda" if rank is None else f"cuda:{rank}"
+        if rank is not None:
+            _check_processes(gpus)
+        fault = None if name == "cuda" else _fault(own)
+        if fault is None:
+            return check_device(own)
+        if rank is not None:
+            raise ValueError(f"{own} cannot be used: {fault}; choose --device cpu (device='cpu') to train without it")
+        warnings.warn(f"there is a GPU, but it cannot be used: {fault}; the CPU is used", stacklevel=2)
     if name is None:
-        name = next(device for device in ("cuda", "mps", "cpu") if _works(device))
-    if name == "cuda" and "LOCAL_RANK" in os.environ:
-        name = f"cuda:{os.environ['LOCAL_RANK']}"
+        name = "mps" if torch.backends.mps.is_available() and _fault("mps") is None else "cpu"
     return check_device(name)
 
 
-def _works(device: str) -> bool:
-    """Whether torch has the device, and on it the product that frames are made of."""
-    if device == "cpu":
-        return True
-    if not (torch.cuda if device == "cuda" else torch.backends.mps).is_available():
-        return False
-    identity = Rows.from_entries([0, 1], [1, 0], [1.0, 2.0], (2, 2))
+def _check_processes(gpus: int) -> None:
+    """A ValueError, in all processes of this machine alike, unless each of them can have a GPU."""
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if 0 < gpus < processes:
+        raise ValueError(
+            f"torchrun started {processes} processes on this machine, which has {gpus} GPU{'s' * (gpus > 1)}: give "
+            f"it --nproc-per-node {gpus}, or train with --device cpu (device='cpu')"
+        )
+
+
+def _fault(device: str) -> str | None:
+    """What goes wrong on a device with the product that frames are made of, if anything does."""
+    rows = Rows.from_entries([0, 1], [1, 0], [1.0, 2.0], (2, 2))
     try:
-        product = RowsProduct(identity, torch.float32, torch.device(device))(torch.eye(2, device=device))
-    except (RuntimeError, NotImplementedError, TypeError):
-        return False
-    return product.cpu().tolist() == [[0.0, 1.0], [2.0, 0.0]]
+        product = RowsProduct(rows, torch.float32, torch.device(device))(torch.eye(2, device=device)).cpu()
+    except (RuntimeError, NotImplementedError, TypeError, AssertionError) as error:
+        return str(error).splitlines()[0]
+    right = product.tolist() == [[0.0, 1.0], [2.0, 0.0]]
+    return None if right else f"a product that should be [[0, 1], [2, 0]] is {product.tolist()}"
 
 
 def problem_of(c: Configuration, folder: Path) -> Problem:

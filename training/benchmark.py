@@ -14,12 +14,12 @@ from fem_frames.formulations import make_formulation
 from fem_frames.frame import Frame
 from fem_frames.problem import Problem
 from training.configuration import Configuration
+from training.description import describe_net
 from training.losses import make_loss
 from training.objective import Objective
 from training.optimizers import make_stepper
 from training.precision import Weights
 from training.samples import FreshSamples
-from training.surrogate import describe_net
 
 
 def training_rows(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from training.precision import Precision
 
 _AT_LEAST_ONE = (
-    *("rank", "batch", "training_samples", "steps_per_epoch"),
+    *("rank", "batch", "micro_batch", "training_samples", "steps_per_epoch"),
     *("evaluate_every", "checkpoint_every", "log_every"),
 )
 _NOT_NEGATIVE = (
@@ -85,6 +85,8 @@ class Configuration:
     """Passes over the samples; with fresh samples one step each, unless steps_per_epoch says otherwise."""
     batch: int | None = None
     """Samples in a step, of all processes together; default: 64, for lbfgs and ngd all of a fixed set."""
+    micro_batch: int | None = None
+    """Evaluate a batch in pieces of at most so many samples per process, to save memory; default: all at once."""
     sampling: Literal["fresh", "fixed", "sobol"] | None = None
     """New random samples in every step, a fixed set, Sobol points; default: fresh, for lbfgs, ngd, supervised fixed."""
     training_samples: int | None = None

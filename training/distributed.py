@@ -94,10 +94,6 @@ class World:
                 dist.all_reduce(values)
         return values
 
-    def any(self, flag: bool, device: torch.device) -> bool:
-        """Whether the flag is set on any process."""
-        return bool(self.add(torch.tensor(float(flag), device=device))) if self.size > 1 else flag
-
     def wait(self) -> None:
         if self.size > 1:
             with _others_needed():
@@ -111,3 +107,42 @@ class World:
     def leave(self) -> None:
         if self.joined:
             dist.destroy_process_group()
+
+
+class GradientMessage:
+    """Loss and gradient summed over the processes, and whether one of them is to stop: one message per evaluation."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._buffer: Tensor | None = None  # (P + 2,) gradient, loss, wishes to stop
+        self._stopping: bool | None = False
+
+    def add(self, loss: Tensor, gradient: Tensor, stop: bool) -> Tensor:
+        """The sum of losses, in their precision; that of the gradients (P,) takes their place."""
+        if self._world.size == 1:
+            return loss
+        if self._buffer is None:
+            self._buffer = torch.empty(len(gradient) + 2, dtype=loss.dtype, device=loss.device)
+        self._buffer[:-2].copy_(gradient)
+        self._buffer[-2] = loss
+        self._buffer[-1].fill_(float(stop))
+        self._world.add(self._buffer)
+        gradient.copy_(self._buffer[:-2])
+        self._stopping = None
+        return self._buffer[-2].clone()
+
+    def read(self, value: Tensor) -> float:
+        """A number, in one wait for the device, in which is learnt too whether a process is to stop."""
+        if self._buffer is None:
+            return float(value)
+        number, wishes = torch.stack([value, self._buffer[-1]]).tolist()
+        self._stopping = wishes > 0
+        return float(number)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether a process was to stop when it sent its last gradient: the same on all."""
+        if self._stopping is None:
+            assert self._buffer is not None
+            self._stopping = float(self._buffer[-1]) > 0
+        return self._stopping

@@ -32,6 +32,13 @@ class Batch:
     y: Tensor  # (B, p) in float32 or float64
     target: Tensor | None = None  # (B, ·)
 
+    def pieces(self, size: int | None) -> list[Batch]:
+        """The same samples in batches of at most this size."""
+        if size is None or size >= len(self.y):
+            return [self]
+        targets = [None] * len(self.y) if self.target is None else self.target.split(size)
+        return [Batch(y, target) for y, target in zip(self.y.split(size), targets, strict=False)]
+
 
 class Loss(ABC):
     """A loss over one formulation, in its precision and on its device."""
@@ -53,10 +60,18 @@ class Loss(ABC):
     def target(self, rows: Sequence[int] | np.ndarray | None) -> Tensor | None:
         return None
 
-    def check(self, batch: Batch) -> None:
-        """A ValueError if coefficient or source are wrong for some y: inside training steps nobody looks."""
-        self.formulation.coefficient(batch.y)
-        self.formulation.source(batch.y)
+    def check(self, batch: Batch, first: int = 0) -> None:
+        """A ValueError if coefficient, source or target are wrong for a sample; `first` is the number of the first.
+
+        Training steps skip these checks: they only see that something is wrong.
+        """
+        self.formulation.check_data(batch.y, first)
+        if batch.target is not None and not torch.isfinite(batch.target).all():
+            sample = int((~torch.isfinite(batch.target)).any(1).nonzero()[0, 0])
+            raise ValueError(
+                f"the reference solution of sample {first + sample} is not finite in {batch.target.dtype}: solve the "
+                "training set again, or use a wider precision"
+            )
 
     @abstractmethod
     def __call__(self, w: Tensor, batch: Batch) -> Tensor:

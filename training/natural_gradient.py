@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from training.line_search import read
+
 
 class GaussNewtonObjective(Protocol):
     """What `NGD.step` takes instead of a closure."""
@@ -125,8 +127,8 @@ class NGD(torch.optim.Optimizer):
                 if len(seen) > group["line_search_steps"]:
                     raise _EnoughError
                 self._set(start, d, lr * t)
-                value = float(closure())
-                slope_there = lr * float(closure.gradient() @ d)
+                value, slope_there = read(closure(), closure.gradient() @ d)
+                slope_there *= lr
                 finite = abs(value) < torch.inf and abs(slope_there) < torch.inf
                 seen[t] = (value, slope_there) if finite else (torch.inf, 0.0)
             return seen[t]

@@ -1,12 +1,14 @@
 """The objective of one step: mean loss over a batch, its gradient, Gauss-Newton products, summed over all processes.
 
-All optimizers see the objective alone, so that precision and the number of processes are decided here and nowhere else.
+All optimizers see the objective alone, so that precision, the number of processes and the size of the pieces that a
+batch is evaluated in are decided here and nowhere else.
 
 B samples of all processes together, P parameters of the net, n numbers that it gives.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -16,29 +18,48 @@ from torch.func import functional_call, jvp
 from fem_frames.operators import unchecked
 from fem_frames.products import accumulation_dtype
 from nets import CoefficientNet
-from training.distributed import World
+from training.distributed import GradientMessage, World
 from training.losses import Batch, Loss
 from training.precision import Weights
 
 
 class Objective:
-    """θ to the mean loss of a batch, which `take` sets; calling it leaves the gradient at `weights.vector`."""
+    """θ to the mean loss of a batch, which `take` sets; calling it leaves the gradient at `weights.vector`.
 
-    def __init__(self, net: CoefficientNet, loss: Loss, weights: Weights, world: World | None = None) -> None:
+    With a `micro_batch` this process's share of the batch is evaluated in pieces of at most so many samples, whose
+    losses and gradients are added: memory is that of a piece, the step the same up to rounding.
+    """
+
+    def __init__(
+        self,
+        net: CoefficientNet,
+        loss: Loss,
+        weights: Weights,
+        world: World | None = None,
+        micro_batch: int | None = None,
+    ) -> None:
         self.net, self.loss, self.weights, self.world = net, loss, weights, world or World()
+        self.asked_to_stop = False
+        """Whether this process was asked to stop; the others learn it with its next gradient."""
         self._inner = dict(net.named_parameters())
         self._wide = accumulation_dtype(next(iter(self._inner.values())).dtype)
         self._half = self._wide != next(iter(self._inner.values())).dtype
+        self._micro_batch = micro_batch
         self._batch: Batch | None = None
+        self._pieces: list[Batch] = []
         self._count = 0
-        self._buffer: Tensor | None = None
+        self._message = GradientMessage(self.world)
+        self._seen: tuple[Tensor, bool] | None = None
 
     def take(self, batch: Batch, count: int) -> None:
         """This process's share of a batch of `count` samples."""
-        self._batch, self._count = batch, count
+        self._batch, self._pieces, self._count = batch, batch.pieces(self._micro_batch), count
 
     def __call__(self) -> Tensor:
-        """The mean loss, a number in the wide precision; outside half precision nothing waits for the device."""
+        """The mean loss, a number in the wide precision; outside half precision nothing waits for the device.
+
+        It is NaN where a_y is not positive and finite for a sample of the batch.
+        """
         self.weights.push()
         if not self._half:
             return self._evaluate(1 / self._count)
@@ -51,20 +72,46 @@ class Objective:
     @torch.enable_grad()
     def _evaluate(self, before: float) -> Tensor:
         """With gradients of samples that are multiplied by `before` on the way back."""
-        assert self._batch is not None
+        gradient = self.weights.vector.grad
+        assert gradient is not None
+        factor = 1 / (before * self._count) if self._half else 1.0
+        loss, tests = self._backward(self._pieces[0], before)
+        self.weights.pull(factor)
+        if len(self._pieces) > 1:
+            total = gradient.to(self._wide, copy=True)  # added in the wide precision, rounded once
+            for piece in self._pieces[1:]:
+                more, more_tests = self._backward(piece, before)
+                self.weights.pull(factor)
+                loss, tests = loss + more, tests + more_tests
+                total.add_(gradient)
+            gradient.copy_(total)
+        loss = loss / self._count
+        for test in tests:
+            loss = torch.where(test, loss, torch.nan)  # seen with the loss, by all processes
+        return self._message.add(loss, gradient, self.asked_to_stop)
+
+    def _backward(self, piece: Batch, before: float) -> tuple[Tensor, list[Tensor]]:
+        """The sum of losses, and tests of the coefficient that nobody has looked at; leaves gradients at the net."""
         for p in self._inner.values():
             p.grad = None
-        with unchecked():
-            w = self.net(self._batch.y)
-            losses, gradient = self.loss.with_gradient(w, self._batch)
+        with unchecked() as tests:
+            w = self.net(piece.y)
+            losses, gradient = self.loss.with_gradient(w, piece)
             w.backward(gradient if before == 1 else gradient.mul_(before))
-        self.weights.pull(1 / (before * self._count) if self._half else 1.0)
-        return self._reduce(losses.sum() / self._count)
+        return losses.sum(), tests
 
     def finite(self, loss: Tensor) -> bool:
         """Whether loss and gradient are finite: the one thing in a step that waits for the device."""
-        assert self.weights.vector.grad is not None
-        return bool(torch.isfinite(self.weights.vector.grad.sum(dtype=self._wide) + loss))
+        if self._seen is None or self._seen[0] is not loss:
+            assert self.weights.vector.grad is not None
+            total = self.weights.vector.grad.sum(dtype=self._wide) + loss
+            self._seen = (loss, math.isfinite(self._message.read(total)))
+        return self._seen[1]
+
+    @property
+    def stopping(self) -> bool:
+        """Whether any process was asked to stop before its last gradient: the same answer on all of them."""
+        return self.asked_to_stop if self.world.size == 1 else self._message.stopping
 
     def gradient(self) -> Tensor:
         """(P,) the gradient, in the wide precision."""
@@ -73,43 +120,40 @@ class Objective:
 
     def gauss_newton(self) -> Callable[[Tensor], Tensor]:
         """v ↦ 1/B Σ Jᵀ M_y J v for v (P,), J the derivative of the net, M_y the second one of the loss in w."""
-        assert self._batch is not None
-        y, count = self._batch.y, self._count
+        pieces, count = self._pieces, self._count
         self.weights.push()
-        inner = list(self._inner.values())
-        shapes = [p.shape for p in inner]
-        with torch.enable_grad(), unchecked():
-            w = self.net(y)
-            M = self.loss.curvature(self._batch)
+        shapes = [p.shape for p in self._inner.values()]
+        # One piece is linearised once, several afresh in each product: memory is that of one piece.
+        kept = self._linearised(pieces[0]) if len(pieces) == 1 else None
 
         def product(v: Tensor) -> Tensor:
             size = v.norm()  # in half precision J v is computed for v of norm one
-            pieces = (v / torch.where(size > 0, size, 1.0)).split([s.numel() for s in shapes])
+            parts = (v / torch.where(size > 0, size, 1.0)).split([s.numel() for s in shapes])
             tangents = {
-                name: piece.view(shape).to(p.dtype)
-                for (name, p), piece, shape in zip(self._inner.items(), pieces, shapes, strict=True)
+                name: part.view(shape).to(p.dtype)
+                for (name, p), part, shape in zip(self._inner.items(), parts, shapes, strict=True)
             }
-            primals = {name: p.detach() for name, p in self._inner.items()}
-            with unchecked():
-                change = jvp(lambda p: functional_call(self.net, p, (y,)), (primals,), (tangents,))[1]
-                back = torch.autograd.grad(
-                    w, inner, M(change), retain_graph=True, allow_unused=True, materialize_grads=True
-                )
-            flat = torch.cat([g.reshape(-1) for g in back]).to(v.dtype)
+            flat = (kept or self._linearised(pieces[0]))(tangents).to(v.dtype)
+            for piece in pieces[1:]:
+                flat = flat + self._linearised(piece)(tangents).to(v.dtype)
             return self.world.add(flat * (size / count))
 
         return product
 
-    def _reduce(self, loss: Tensor) -> Tensor:
-        """Sums loss and gradient over the processes, in one message."""
-        if self.world.size == 1:
-            return loss
-        gradient = self.weights.vector.grad
-        assert gradient is not None
-        if self._buffer is None:
-            self._buffer = torch.empty(len(gradient) + 1, dtype=self._wide, device=loss.device)
-        self._buffer[:-1].copy_(gradient)
-        self._buffer[-1] = loss
-        self.world.add(self._buffer)
-        gradient.copy_(self._buffer[:-1])
-        return self._buffer[-1].clone()
+    def _linearised(self, piece: Batch) -> Callable[[dict[str, Tensor]], Tensor]:
+        """Tangents of the parameters to Σ Jᵀ M_y J times them (P,), summed over the samples of a piece."""
+        inner = list(self._inner.values())
+        with torch.enable_grad(), unchecked():
+            w = self.net(piece.y)
+            M = self.loss.curvature(piece)
+
+        def product(tangents: dict[str, Tensor]) -> Tensor:
+            primals = {name: p.detach() for name, p in self._inner.items()}
+            with unchecked():
+                change = jvp(lambda p: functional_call(self.net, p, (piece.y,)), (primals,), (tangents,))[1]
+                back = torch.autograd.grad(
+                    w, inner, M(change), retain_graph=True, allow_unused=True, materialize_grads=True
+                )
+            return torch.cat([g.reshape(-1) for g in back])
+
+        return product

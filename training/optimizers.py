@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from training.lbfgs import LBFGS
 from training.natural_gradient import NGD
 from training.objective import Objective
 from training.precision import Precision, Weights
@@ -58,29 +58,29 @@ class LineSearchStepper(Stepper):
     def __call__(self, objective: Objective) -> Outcome:
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         before = [p.detach().clone() for p in parameters]
-        explain = _lbfgs_reason(self.optimizer) if isinstance(self.optimizer, torch.optim.LBFGS) else None
         first = _First(objective)
         try:
             loss = torch.as_tensor(self.optimizer.step(first)).detach()  # type: ignore[arg-type]
         except _NotFiniteError:
             return Outcome(first.loss, finite=False)
-        except RuntimeError as error:
-            if "without overflow" not in str(error):  # what torch says of a step too long for half precision
-                raise
-            loss = torch.full_like(first.loss, torch.nan)
-        norms = torch.stack(torch._foreach_norm([p.detach() for p in parameters]))
-        if not torch.isfinite(loss) or not torch.isfinite(norms).all():
+        finite, moved = _seen(loss, parameters, before)
+        if not finite:
             with torch.no_grad():
                 for p, saved in zip(parameters, before, strict=True):
                     p.copy_(saved)
             self.optimizer.state.clear()  # a history with such numbers in it spoils all that follows
             reason = f"the line search failed: it left the range of {parameters[0].dtype}"
             return Outcome(first.loss, reason=reason, moved=False)
-        if explain is None:
-            assert isinstance(self.optimizer, NGD)
-            return Outcome(loss, reason=self.optimizer.reason, moved=self.optimizer.moved)
-        moved = any(not torch.equal(p, saved) for p, saved in zip(parameters, before, strict=True))
-        return Outcome(loss, reason=explain(), moved=moved)
+        assert isinstance(self.optimizer, LBFGS | NGD)
+        return Outcome(loss, reason=self.optimizer.reason, moved=moved)
+
+
+def _seen(loss: Tensor, parameters: list[nn.Parameter], before: list[Tensor]) -> tuple[bool, bool]:
+    """Whether loss and parameters are finite, and whether a parameter has changed: one wait for the device."""
+    finite = torch.stack([torch.isfinite(loss), *(torch.isfinite(p).all() for p in parameters)]).all()
+    moved = torch.stack([(p != saved).any() for p, saved in zip(parameters, before, strict=True)]).any()
+    found = torch.stack([finite, moved]).tolist()
+    return found[0], found[1]
 
 
 class _NotFiniteError(Exception):
@@ -115,15 +115,14 @@ def make_stepper(name: str, weights: Weights, precision: Precision, rate: float)
         return Stepper(SOAP(weights.vector, weights.shapes, lr=rate, eps=precision.adam_epsilon))
     if name == "lbfgs":
         return LineSearchStepper(
-            torch.optim.LBFGS(
-                parameters,
+            LBFGS(
+                weights.vector,
                 lr=rate,
                 max_iter=20,
                 max_eval=25,
                 tolerance_grad=precision.tolerance,
                 tolerance_change=precision.tolerance,
                 history_size=100,
-                line_search_fn="strong_wolfe",
             )
         )
     if name == "ngd":
@@ -142,36 +141,3 @@ def cosine_rate(epoch: float, period: float, rate: float, minimum: float) -> flo
 def _fused(parameters: list[nn.Parameter]) -> bool:
     """One pass over parameters and state instead of ten, where torch has it."""
     return parameters[0].device.type in ("cpu", "cuda") and parameters[0].dtype != torch.bfloat16
-
-
-def _lbfgs_reason(optimizer: torch.optim.LBFGS) -> Callable[[], str | None]:
-    """To be called after a step: why it ended before its limits, which torch does not say."""
-    group = optimizer.param_groups[0]
-    first = group["params"][0]
-    iterations, evaluations = (optimizer.state[first].get(key, 0) for key in ("n_iter", "func_evals"))
-
-    def explain() -> str | None:
-        state = optimizer.state[first]
-        done = state["n_iter"] - iterations
-        if done >= group["max_iter"] or state["func_evals"] - evaluations >= group["max_eval"]:
-            return None
-        largest = max(float(p.grad.abs().max()) for p in group["params"] if p.grad is not None)
-        if largest <= group["tolerance_grad"]:
-            return f"the gradient, at most {largest:.1e}, is below the tolerance {group['tolerance_grad']:.0e}"
-        if done == 0 or state.get("d") is None:
-            return None
-        slope = float(state["prev_flat_grad"] @ state["d"])
-        if not slope < 0:
-            return "no curvature: the direction of L-BFGS does not descend"
-        if slope > -group["tolerance_change"]:
-            return (
-                f"the slope of L-BFGS's direction, {slope:.1e}, is below the tolerance {group['tolerance_change']:.0e}"
-            )
-        change = float((state["d"] * state["t"]).abs().max())
-        if change == 0:
-            return "the line search failed: no step gave a smaller loss"
-        if change <= group["tolerance_change"]:
-            return f"parameters change by at most {change:.1e}, below the tolerance {group['tolerance_change']:.0e}"
-        return f"the loss changes by less than the tolerance {group['tolerance_change']:.0e}"
-
-    return explain

@@ -18,6 +18,7 @@ from fem_frames.files import check_file, is_there, lock, one_line, refuse_links,
 from fem_frames.problems import is_file
 from fem_frames.speech import either, option
 from training.configuration import Configuration, Resolved
+from training.devices import describe
 from training.log import LOG
 from training.surrogate import FRAME, NET
 
@@ -34,8 +35,8 @@ FILES = (SETTINGS, TEST, TRAINING, RESULT, FAILURE, LOG, LOCK, FRAME, NET)
 FOLDERS = (CHECKPOINTS, "tensorboard")
 ASIDE = ".replaced"  # what --force replaces, until the new run is set up
 REMOVED = ".removed"
-FREE = ("device", "tensorboard")
-"""Settings that may change when a run is resumed."""
+FREE = ("device", "tensorboard", "micro_batch")
+"""Settings that may change when a run is resumed: the steps are the same, up to rounding."""
 
 
 def cores() -> int:
@@ -43,8 +44,9 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def machine() -> dict[str, Any]:
-    return {"architecture": platform.machine(), "cores": cores()}
+def machine(device: torch.device) -> dict[str, Any]:
+    """Processor, and on a GPU which one and how it multiplies."""
+    return {"architecture": platform.machine(), "cores": cores(), **describe(device)}
 
 
 def versions() -> dict[str, str]:

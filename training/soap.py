@@ -57,6 +57,7 @@ class SOAP(torch.optim.Optimizer):
         self._order = order.to(vector.device)
         self._places = torch.argsort(self._order)
         self._sizes = [stack.count * stack.side**2 for stack in self._stacks]
+        self._orthonormal = BASES.get(vector.device.type, cholesky_basis)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
@@ -99,7 +100,8 @@ class SOAP(torch.optim.Optimizer):
 
     def _find_bases(self, state: dict[str, Any]) -> None:
         for _, statistics, basis in self._sides(state):
-            vectors = torch.linalg.eigh(_wide(statistics)).eigenvectors
+            # On the CPU: in the first step alone, and devices are slow with many small matrices.
+            vectors = torch.linalg.eigh(_wide(statistics).cpu()).eigenvectors
             basis.copy_(vectors.flip(-1))  # the largest eigenvalue first
 
     def _improve_bases(self, state: dict[str, Any]) -> None:
@@ -109,7 +111,8 @@ class SOAP(torch.optim.Optimizer):
             order = (basis * image).sum(-2, keepdim=True).argsort(-1, descending=True)  # (G, 1, r)
             square = stack.of(state["square"])
             square.copy_(square.gather(-2, order.mT.expand_as(square)))
-            basis.copy_(torch.linalg.qr(_wide(image.gather(-1, order.expand_as(image)))).Q)
+            sorted_by = order.expand_as(image)
+            basis.copy_(self._orthonormal(_wide(image.gather(-1, sorted_by)), basis.gather(-1, sorted_by)))
 
     def _sides(self, state: dict[str, Any]) -> Iterator[tuple[_Stack, Tensor, Tensor]]:
         """Each stack with its statistics and bases (G, r, r)."""
@@ -146,3 +149,35 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 
 def _wide(a: Tensor) -> Tensor:
     return a.float() if a.dtype in HALF else a
+
+
+Orthonormal = Callable[[Tensor, Tensor], Tensor]
+"""Matrices (G, r, r), and bases to fall back on, to orthonormal bases: the first k vectors span the first k columns."""
+
+
+def householder_basis(a: Tensor, before: Tensor) -> Tensor:
+    """By LAPACK on the CPU, which never fails."""
+    return torch.linalg.qr(a.cpu()).Q.to(a.device)
+
+
+def cholesky_basis(a: Tensor, before: Tensor) -> Tensor:
+    """By Cholesky factors of AᵀA: products of all matrices at a time, and no wait, where QR takes them one by one.
+
+    In float64, for columns that are normalised. A small multiple of the identity is added at first, so that factors
+    exist for nearly dependent columns; repeating it without makes the columns orthonormal to rounding. Where that
+    fails, as for a matrix of zeros, the basis stays as it was.
+    """
+    rows, eps = a.shape[-1], torch.finfo(torch.float64).eps
+    q, unit = a.double(), torch.eye(a.shape[-1], dtype=torch.float64, device=a.device)
+    size = torch.linalg.vector_norm(q, dim=-2, keepdim=True)
+    q = q / torch.where(size > 0, size, 1.0)
+    shift = 11 * rows * (2 * rows + 1) * eps
+    for extra in (shift, shift, 0.0, 0.0):
+        factor = torch.linalg.cholesky_ex(q.mT @ q + extra * unit).L
+        q = torch.linalg.solve_triangular(factor.mT, q, upper=True, left=False)
+    off = (q.mT @ q - unit).abs().amax((-2, -1), keepdim=True)
+    return torch.where(off < 100 * rows * eps, q, before.double()).to(a.dtype)  # false for NaN
+
+
+BASES: dict[str, Orthonormal] = {"cpu": householder_basis, "mps": householder_basis}
+"""By the type of the device; others take `cholesky_basis`."""

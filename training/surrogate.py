@@ -23,89 +23,20 @@ from fem_frames.bounds import ErrorBound, certify, error_bound
 from fem_frames.formulations import ErrorNorm, Formulation, make_formulation
 from fem_frames.frame import DTYPES, Frame, check_device, check_dtype, make_synthesis
 from fem_frames.mesh import Floats
+from fem_frames.operators import unchecked
 from fem_frames.problem import Problem, Uniform, whole_number
 from fem_frames.problems import recorded_problem
 from fem_frames.products import accumulation_dtype
 from fem_frames.solvers import ConvergenceError, conjugate_gradients
 from fem_frames.speech import either
-from nets import NETS, CoefficientNet, SeparateFrameNets, make_net
+from nets import CoefficientNet
 from training.checkpoints import load_tensors, save_tensors
-from training.losses import LOSSES
+from training.description import NetDescription
 from training.output import export_net, nodal_function, write_fields
-from training.representation import first_level, frame_coefficients, level_sizes, prolongations
+from training.representation import frame_coefficients
 
 KIND, VERSION = "surrogate", 1
 FRAME, NET = "frame.npz", "surrogate.pt"
-
-
-@dataclass(frozen=True)
-class NetDescription:
-    """All that makes a net but its weights and the frame."""
-
-    name: str
-    parameters: int
-    precision: str
-    nodal: bool
-    """Whether it gives nodal values instead of frame coefficients."""
-    rank: int
-    blocks: int
-    box: tuple[tuple[float, ...], tuple[float, ...]] | None
-    level_decay: float
-    start_level: int | None = None
-
-    @classmethod
-    def from_record(
-        cls, record: Mapping[str, Any], weights: Mapping[str, Tensor], arrays: FrameArrays
-    ) -> NetDescription:
-        """What `asdict` made of one, checked against its weights before anything is built from it."""
-        given = dict(record)
-        given["box"] = None if given["box"] is None else tuple(tuple(map(float, ends)) for ends in given["box"])
-        kinds: dict[str, Any] = {
-            "name": str,
-            "parameters": int,
-            "precision": str,
-            "nodal": bool,
-            "rank": int,
-            "blocks": int,
-            "level_decay": float,
-            "start_level": (int, type(None)),
-        }
-        for name, kind in kinds.items():
-            if not isinstance(given.get(name), kind) or (kind is int and isinstance(given.get(name), bool)):
-                raise ValueError(f"{name} is {given.get(name)!r}")
-        if given["name"] not in NETS or given["precision"] not in DTYPES:
-            raise ValueError(f"there is no net {given['name']!r} in {given['precision']!r}")
-        if not all(isinstance(value, Tensor) for value in weights.values()):
-            raise ValueError("its weights are no tensors")
-        description, found = cls(**given), sum(value.numel() for value in weights.values())
-        if description.count(arrays) != found:
-            raise ValueError(f"it describes a net of {description.count(arrays)} parameters, but has {found}")
-        return description
-
-    def count(self, arrays: FrameArrays) -> int:
-        """Number of the net's parameters, without building it."""
-        sizes, start = level_sizes(arrays, self.nodal), (self.start_level or 0) - first_level(arrays, self.nodal)
-        start = int(np.clip(start, 0, min(map(len, sizes.values())) - 1))  # what is no level is refused by `build`
-        return NETS[self.name].count(self.parameters, sizes, self.rank, self.blocks, start)
-
-    def build(self, arrays: FrameArrays, device: torch.device, seed: int = 0) -> CoefficientNet:
-        """The net with random weights."""
-        dtype = DTYPES[self.precision]
-        prolonged = self.name == SeparateFrameNets.name
-        net = make_net(
-            self.name,
-            self.parameters,
-            level_sizes(arrays, self.nodal),
-            seed=seed,
-            rank=self.rank,
-            blocks=self.blocks,
-            box=self.box,
-            level_decay=self.level_decay,
-            first_level=first_level(arrays, self.nodal),
-            prolongations=prolongations(arrays, self.nodal, dtype, device) if prolonged else None,
-            start_level=self.start_level,
-        )
-        return net.to(device, dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,7 +120,8 @@ class Surrogate:
         start = self.coefficients(y)
 
         def good(correction: Tensor) -> Tensor:
-            return error_bound(exact, start + correction, samples, norm) <= tol
+            with unchecked():  # all data are looked at below: iterations wait for the device only to know when to end
+                return error_bound(exact, start + correction, samples, norm) <= tol
 
         found = conjugate_gradients(
             exact.stable(samples), -exact.residual(start, samples), 1e-13, max_iterations, until=good
@@ -212,11 +144,14 @@ class Surrogate:
             )
         return result
 
-    def to(self, precision: str) -> Surrogate:
-        """The same surrogate with its net rounded to another precision: float16, bfloat16, float32 or float64."""
-        dtype = check_dtype(precision)
+    def to(self, precision: str | None = None, device: torch.device | str | None = None) -> Surrogate:
+        """The same surrogate with its net rounded to another precision, or on another device, or both.
+
+        Precisions are float16, bfloat16, float32 and float64.
+        """
+        dtype = check_dtype(self.description.precision if precision is None else precision)
         description = replace(self.description, precision=str(dtype).removeprefix("torch."))
-        net = description.build(self.arrays, self.device, 0)
+        net = description.build(self.arrays, self.device if device is None else check_device(device), 0)
         net.load_state_dict(self.net.state_dict())
         return Surrogate(net, description, self.arrays, self._problem, self.record)
 
@@ -378,20 +313,3 @@ def fingerprint(exact: Formulation) -> list[float]:
     w = torch.linspace(-1, 1, size, dtype=torch.float64, device=device).expand(2, -1)
     y = torch.as_tensor(exact.problem.parameters.sample(2, 0), device=device)
     return [float(value) for value in exact.loss(w, y)]
-
-
-def describe_net(configuration: Any, problem: Problem) -> NetDescription:
-    """The net of a configuration."""
-    parameters = problem.parameters
-    bounded = isinstance(parameters, Uniform) and configuration.map_inputs
-    return NetDescription(
-        name=configuration.net,
-        parameters=parameters.dimension,
-        precision=configuration.precision,
-        nodal=LOSSES[configuration.loss].nodal,
-        rank=configuration.rank,
-        blocks=configuration.blocks,
-        box=(parameters.lower, parameters.upper) if bounded else None,  # type: ignore[union-attr]
-        level_decay=configuration.level_decay,
-        start_level=configuration.start_level,
-    )

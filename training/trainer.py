@@ -19,6 +19,7 @@ import torch
 from fem_frames.files import one_line
 from fem_frames.formulations import make_formulation
 from fem_frames.frame import Frame
+from fem_frames.mesh import Floats
 from fem_frames.operators import NotFiniteError
 from fem_frames.problem import Problem
 from fem_frames.problems import is_file
@@ -27,6 +28,7 @@ from fem_frames.speech import either, option
 from training import assembly, runs
 from training.checkpoints import Checkpoints, check_content
 from training.configuration import Configuration, Resolved
+from training.devices import full_products
 from training.distributed import World
 from training.log import Display, RunLog, display
 from training.metrics import Metrics, evaluate
@@ -87,7 +89,8 @@ def train(
             raise KeyboardInterrupt(f"interrupted before the first step; {folder} is as it was before") from None
         if held is not None:
             held.begin()
-        return training.run()
+        with full_products(device):
+            return training.run()
     finally:
         if held is not None:
             held.close()
@@ -123,7 +126,7 @@ class Training:
         if hint is not None:
             self._say(hint)
         self.weights = (MasterWeights if c.mixed else Weights)(self.net)
-        self.objective = Objective(self.net, self.loss, self.weights, world)
+        self.objective = Objective(self.net, self.loss, self.weights, world, c.micro_batch)
         self.stepper = make_stepper(c.optimizer, self.weights, c.dtype_settings, c.rate)
         self.test: ReferenceSolutions | None = None
         if world.leads and c.test_samples:
@@ -134,7 +137,7 @@ class Training:
         self.metrics: Metrics | None = None
         self.tested = -1  # step of the last test
         self.stopped: str | None = None
-        self._interrupted = self._stopping = False
+        self._stopping = False
         self._fingerprint = fingerprint(self.surrogate.formulation)
         self._load_checkpoint()
 
@@ -152,8 +155,6 @@ class Training:
                 while self.step < total and self.stopped is None and not self._told_to_stop():
                     rate = self._set_rate()
                     y, rows = self.samples.batch(self.step)
-                    if self.step % c.log_every == 0:
-                        self.loss.check(self.loss.batch(y, rows))  # of all processes, so that all stop
                     mine = self.world.share(len(y))
                     batch = self.loss.batch(y[mine], None if rows is None else rows[mine])
                     self.objective.take(batch, len(y))
@@ -161,7 +162,7 @@ class Training:
                     if outcome.finite:
                         self.weights.succeeded()
                     else:
-                        self._not_finite(float(outcome.loss))
+                        self._not_finite(float(outcome.loss), y, rows)
                     self.step += 1
                     self.seconds = before + time.perf_counter() - begin
                     if outcome.reason and not outcome.moved and self.samples.repeats:
@@ -201,7 +202,12 @@ class Training:
         self.stepper.set_rate(rate)
         return rate
 
-    def _not_finite(self, loss: float) -> None:
+    def _not_finite(self, loss: float, y: Floats, rows: np.ndarray | None) -> None:
+        """Looks for a reason in the samples first, those of all processes, so that all stop with the same words."""
+        size = self.configuration.micro_batch or self.configuration.batch
+        for first in range(0, len(y), size):
+            part = slice(first, first + size)
+            self.loss.check(self.loss.batch(y[part], None if rows is None else rows[part]), first)
         self.skipped += 1
         if not self.weights.failed():
             raise self._diverged(loss)
@@ -290,7 +296,7 @@ class Training:
             "device": str(self.device),
             "processes": self.world.size,
             "threads": torch.get_num_threads(),
-            "machine": runs.machine(),
+            "machine": runs.machine(self.device),
             "versions": runs.versions(),
         }
 
@@ -346,15 +352,15 @@ class Training:
 
     def _told_to_stop(self) -> bool:
         """Whether any process was told to stop: all stop after the same step."""
-        self._stopping = self.world.any(self._interrupted, self.device)
+        self._stopping = self.objective.stopping
         return self._stopping
 
     def _signals(self) -> StopSignals:
         """A first one asks for an end after the step that is being taken, a second one ends at once."""
 
         def stop() -> None:
-            if self._interrupted:
+            if self.objective.asked_to_stop:
                 raise KeyboardInterrupt("interrupted twice; the last checkpoint is kept")
-            self._interrupted = True
+            self.objective.asked_to_stop = True
 
         return StopSignals(stop)

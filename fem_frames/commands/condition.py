@@ -8,6 +8,7 @@ from typing import Any
 
 from fem_frames.commands.shared import (
     declare,
+    declare_device,
     declare_force,
     declare_problem,
     declare_samples,
@@ -30,23 +31,26 @@ def add(subparsers: Any) -> None:
     )
     declare_problem(parser, or_frame=True)
     declare_samples(parser, 0, "random samples of y, of which the worst counts; default: 0, their middle")
+    declare_device(parser)
     parser.add_argument("--without", metavar="FAMILY", help="leave out a family of the frame: curl")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them over the levels (.png, .pdf, .svg)")
     declare_force(parser)
 
 
 def run(parsed: argparse.Namespace) -> None:
+    from fem_frames.frame import check_device
     from fem_frames.plots import check_plot, plot_conditioning
     from fem_frames.studies import condition_rows
 
     check_plot(parsed.plot, parsed.force)
+    check_device(parsed.device)
     arrays, problem = frame_of(parsed)
     y = samples_of(parsed, problem)
     if parsed.without is not None:
         arrays = arrays.without(parsed.without)
     families = [family.name for family in arrays.families]
     rows = show_rows(
-        condition_rows(arrays, problem, y),
+        condition_rows(arrays, problem, y, device=parsed.device),
         COLUMNS | (FLUX if len(arrays.fields) > 1 else {}),
         parsed.json,
         problem=problem.name,

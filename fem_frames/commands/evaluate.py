@@ -8,6 +8,7 @@ from typing import Any
 from fem_frames.commands.shared import (
     check_norm,
     declare,
+    declare_device,
     declare_norm,
     declare_run,
     declare_samples,
@@ -27,6 +28,7 @@ def add(subparsers: Any) -> None:
         "no reference, and of these relative to the norm of the solution.",
     )
     declare_run(parser)
+    declare_device(parser)
     declare_samples(parser, 1000, "number of samples; default: %(default)s")
     declare_norm(parser)
     parser.add_argument(

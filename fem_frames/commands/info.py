@@ -32,6 +32,8 @@ def collect() -> dict[str, Any]:
     else:
         blas = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
         found["torch"] = torch.__version__ + (f" (BLAS: {blas[1]})" if blas else "")
+        found["cuda"] = torch.version.cuda or "absent"
+        found |= _products(torch)
         devices += [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
         devices += ["mps"] if torch.backends.mps.is_available() else []
     for module in ("numpy", "scipy"):
@@ -54,6 +56,15 @@ def _petsc() -> str:
     except ImportError as error:
         return f"absent ({error.__cause__})"
     return petsc_door.version()
+
+
+def _products(torch: Any) -> dict[str, Any]:
+    """How CUDA multiplies unless told otherwise, as training does; nothing where torch has no CUDA."""
+    if torch.version.cuda is None:
+        return {}
+    from training.devices import product_settings
+
+    return {f"cuda_{name}": value for name, value in product_settings().items()}
 
 
 def _blas() -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from fem_frames.commands.shared import (
     declare,
+    declare_device,
     declare_dtypes,
     declare_problem,
     declare_samples,
@@ -39,15 +40,18 @@ def add(subparsers: Any) -> None:
     declare_samples(parser, 4, "random samples of y; 0: the middle of the parameters; default: %(default)s")
     parser.add_argument("--tol", type=float, default=1e-6, help="relative residual to reach; default: %(default)s")
     declare_dtypes(parser, "float64", "float32")
+    declare_device(parser)
 
 
 def run(parsed: argparse.Namespace) -> None:
+    from fem_frames.frame import check_device
     from fem_frames.studies import iteration_rows
 
     if not 0 < parsed.tol < 1:
         raise ValueError(f"--tol is {parsed.tol}; give a relative residual between 0 and 1")
+    check_device(parsed.device)
     arrays, problem = frame_of(parsed)
     y = samples_of(parsed, problem)
-    rows = iteration_rows(arrays, problem, y, parsed.tol, parsed.dtypes)
+    rows = iteration_rows(arrays, problem, y, parsed.tol, parsed.dtypes, device=parsed.device)
     record = {"problem": problem.name, "formulation": arrays.formulation, "samples": len(y), "tol": parsed.tol}
     show_rows(rows, COLUMNS, parsed.json, **record)

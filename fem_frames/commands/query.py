@@ -11,6 +11,7 @@ import numpy as np
 from fem_frames.commands.shared import (
     check_norm,
     declare,
+    declare_device,
     declare_force,
     declare_norm,
     declare_run,
@@ -33,6 +34,7 @@ def add(subparsers: Any) -> None:
         "norm of that solution.",
     )
     declare_run(parser)
+    declare_device(parser)
     parser.add_argument("--y", required=True, metavar="Y1,Y2,…", help="the parameters; with a minus first: --y=-1,2")
     parser.add_argument("--tol", type=float, metavar="T", help="improve until the error bound is below this")
     parser.add_argument(
@@ -80,7 +82,7 @@ def run(parsed: argparse.Namespace) -> None:
         values, bound, iterations = found.values, found.error_bound, int(found.iterations[0])
         import torch
 
-        loss = surrogate.formulation.loss(found.w, torch.as_tensor(samples))
+        loss = surrogate.formulation.loss(found.w, torch.as_tensor(samples).to(found.w.device))
     fields = values_of(surrogate.arrays, {name: value[0].double().cpu().numpy() for name, value in values.items()})
     if parsed.out is not None:
         write_fields(surrogate.arrays, fields, parsed.out)

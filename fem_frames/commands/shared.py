@@ -98,6 +98,10 @@ def declare_run(parser: argparse.ArgumentParser) -> None:
     declare_problem_file(parser)
 
 
+def declare_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, …; default: %(default)s")
+
+
 def declare_problem_file(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--problem", help="file.py:name of the problem, if it moved or was made in Python")
     parser.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE", help="an option of that problem")
@@ -128,11 +132,12 @@ def load_run(parsed: argparse.Namespace) -> Any:
 
     if parsed.set and parsed.problem is None:
         raise ValueError("--set goes with --problem; the problem of a run has the options it was trained with")
+    device = getattr(parsed, "device", "cpu")
     if parsed.problem is None:
-        return Surrogate.load(parsed.folder)
+        return Surrogate.load(parsed.folder, device=device)
     record = Surrogate.load(parsed.folder).arrays.record
     options = options_of(parsed.set) if parsed.set else None
-    return Surrogate.load(parsed.folder, recorded_problem(record, parsed.problem, options))
+    return Surrogate.load(parsed.folder, recorded_problem(record, parsed.problem, options), device)
 
 
 def parameters_of(text: str) -> list[float]:

@@ -16,7 +16,8 @@ from fem_frames.arrays import FrameArrays
 from fem_frames.mesh import Floats
 from fem_frames.problems import recorded_problem
 from training.configuration import Configuration
-from training.surrogate import FRAME, Surrogate, describe_net
+from training.description import describe_net
+from training.surrogate import FRAME, Surrogate
 
 
 def random_functions(
