@@ -9,7 +9,6 @@ B samples, K finest cells, Q quadrature points in a cell, m numbers in a cell's 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -19,6 +18,8 @@ import torch
 from torch import Tensor
 
 from fem_frames import tables
+from fem_frames.callbacks import calling
+from fem_frames.files import one_line
 from fem_frames.frame import Frame, make_synthesis
 from fem_frames.operators import (
     CellBlocks,
@@ -32,7 +33,8 @@ from fem_frames.operators import (
     unchecked,
     unseen,
 )
-from fem_frames.problem import Problem
+from fem_frames.parameters import numbers
+from fem_frames.problem import HOW, Problem
 from fem_frames.products import accumulation_dtype
 
 
@@ -123,13 +125,16 @@ class Formulation(ABC):
     def coefficient(self, y: Tensor) -> Tensor:
         """(K, Q, B) values of a_y at the quadrature points, (K, 1, B) where constant on cells; positive."""
         wide = self.check_parameters(y).to(self.wide)
-        a = self._spread(lambda: self.problem.coefficient.evaluate(self._tables, wide), y, "the coefficient a")
+        coefficient = self.problem.coefficient
+        with calling("the coefficient", getattr(coefficient, "function", None), HOW):
+            values = coefficient.evaluate(self._tables, wide)
+        a = self._spread(values, y, "the coefficient a")
         tests = unseen(a)
         if tests is not None:
             low, high = torch.aminmax(a.detach())
             tests.append((low > 0) & (high < torch.inf))
         elif is_plain(a):
-            self._check_coefficient(a)
+            self._check_coefficient(a, wide)
         return a
 
     def source(self, y: Tensor) -> Tensor:
@@ -138,38 +143,40 @@ class Formulation(ABC):
         if not callable(function):
             return torch.full((1, 1, 1), float(function), dtype=self.wide, device=self.frame.device)
         wide = self.check_parameters(y).to(self.wide)[:, None, None, :]
-        f = self._spread(lambda: function(self._points, wide), y, "the source f")
+        with calling("the source", function, HOW):
+            values = function(self._points, wide)
+        f = self._spread(values, y, "the source f")
         if is_plain(f):
-            self._check_source(f)
+            self._check_source(f, wide[:, 0, 0])
         return f
 
-    def check_data(self, y: Tensor, first: int = 0) -> None:
-        """A ValueError if a_y or f_y are wrong, or do not fit the precision; `first` is the number of the first y."""
+    def check_data(self, y: Tensor) -> None:
+        """A ValueError if a_y or f_y are wrong, or do not fit the precision."""
         with unchecked():
             a, f = self.coefficient(y), self.source(y)
-        self._check_coefficient(a, first)
-        self._check_source(f, first)
+        self._check_coefficient(a, self.check_parameters(y))
+        self._check_source(f, self.check_parameters(y))
         self.C(y)
         self.frame_functional(y)
 
-    def _check_coefficient(self, a: Tensor, first: int = 0) -> None:
+    def _check_coefficient(self, a: Tensor, y: Tensor) -> None:
         low, high = torch.aminmax(a)
         if not (low > 0 and high < torch.inf):  # false for NaN too
             wrong = (~((a > 0) & (a < torch.inf))).nonzero()[0]
             cell, q, sample = (int(i) for i in wrong)
             raise ValueError(
-                f"a_y must be positive and finite, but it is {float(a[cell, q, sample]):.3g} for sample "
-                f"{first + sample} in cell {cell} at x = {self._place(cell, q)}; fix the coefficient or choose y "
-                f"inside the parameters {self.problem.parameters}"
+                f"a_y must be positive and finite, but it is {float(a[cell, q, sample]):.3g} for y = "
+                f"{numbers(y[sample].tolist())} in cell {cell} at x = {numbers(self._points[cell, q].tolist())}; "
+                f"fix the coefficient or choose y inside the parameters {self.problem.parameters}"
             )
 
-    def _check_source(self, f: Tensor, first: int = 0) -> None:
+    def _check_source(self, f: Tensor, y: Tensor) -> None:
         if not torch.isfinite(f).all():
             cell, q, sample = (int(i) for i in (~torch.isfinite(f)).nonzero()[0])
-            raise NotFiniteError(f"f is not finite for sample {first + sample} at x = {self._place(cell, q)}")
-
-    def _place(self, cell: int, q: int) -> list[float]:
-        return [round(float(x), 6) for x in self._points[cell, q]]
+            raise NotFiniteError(
+                f"f is {float(f[cell, q, sample])} for y = {numbers(y[sample].tolist())} at x = "
+                f"{numbers(self._points[cell, q].tolist())}: fix the source"
+            )
 
     def mean(self, values: Tensor) -> Tensor:
         """(K, B) means over the cells of values (K, Q, B) at quadrature points, or (K, 1, B) of constants."""
@@ -185,16 +192,13 @@ class Formulation(ABC):
             )
         return made
 
-    def _spread(self, evaluate: Callable[[], Any], y: Tensor, what: str) -> Tensor:
+    def _spread(self, found: Any, y: Tensor, what: str) -> Tensor:
         """The values of a function, (B, K, Q), (B, K, 1), (K, Q) or one number, as (K, Q, B) or (K, 1, B)."""
         B, (K, Q) = y.shape[0] if y.ndim == 2 else 1, self._points.shape[:2]
         try:
-            values = torch.as_tensor(evaluate(), dtype=self.wide, device=self.frame.device)
-        except Exception as error:
-            raise ValueError(
-                f"{what} cannot be evaluated in torch: {type(error).__name__}: {error}; functions of x and y take "
-                "NumPy arrays and torch tensors, and their functions from fem_frames.namespace(y)"
-            ) from error
+            values = torch.as_tensor(found, dtype=self.wide, device=self.frame.device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(f"{what} is a {type(found).__name__}, not a tensor: {one_line(error)}; {HOW}") from error
         if values.ndim not in (0, 3) and values.shape != (K, Q):
             fits = False
         else:

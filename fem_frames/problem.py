@@ -252,18 +252,18 @@ class Problem:
         # As many points in a cell as no other number here: a function that mixes up its axes does not fit.
         count = 3 + self.parameters.dimension
         trial = np.resize(points[:2].reshape(-1, points.shape[-1]), (2, count, points.shape[-1]))
-        with calling("the coefficient", getattr(self.coefficient, "function", None), _HOW):
+        with calling("the coefficient", getattr(self.coefficient, "function", None), HOW):
             tables = self.coefficient.tabulate(trial, np.resize(regions, 2))
             values = self.coefficient.evaluate(tables, y)
         _spread(values, (2, 2, count), "the coefficient a")
         self.source_values(y, trial)
-        with calling("the coefficient", getattr(self.coefficient, "function", None), _HOW):
+        with calling("the coefficient", getattr(self.coefficient, "function", None), HOW):
             return self.coefficient.tabulate(points, regions)
 
     def coefficient_values(self, tables: tuple[npt.NDArray, ...], y: Floats, points: Floats) -> Floats:
         """(B, K, Q) values of a_y, checked to be finite and positive."""
         shape = (len(y), *points.shape[:2])
-        with calling("the coefficient", getattr(self.coefficient, "function", None), _HOW):
+        with calling("the coefficient", getattr(self.coefficient, "function", None), HOW):
             values = self.coefficient.evaluate(tables, y)
         a = _spread(values, shape, "the coefficient a")
         wrong = np.argwhere(~(a > 0) | ~np.isfinite(a))
@@ -277,7 +277,7 @@ class Problem:
 
     def source_values(self, y: Floats, points: Floats) -> Floats:
         """(B, K, Q) values of f_y, checked to be finite."""
-        with calling("the source", self.source, _HOW):
+        with calling("the source", self.source, HOW):
             values = self.source(points, y[:, None, None, :]) if callable(self.source) else self.source
         f = _spread(values, (len(y), *points.shape[:2]), "the source f")
         if not np.isfinite(f).all():
@@ -305,7 +305,7 @@ class Problem:
         return values
 
 
-_HOW = "functions of x and y write x[..., i] and y[..., k], and take exp and the like from fem_frames.namespace(y)"
+HOW = "functions of x and y write x[..., i] and y[..., k], and take exp and the like from fem_frames.namespace(y)"
 
 
 def _spread(values: Array, shape: tuple[int, ...], what: str) -> Floats:

@@ -34,24 +34,24 @@ def wrong_where_small(value, source=None):
 
 
 def first_bad(c):
-    """(step, sample) of the first that is wrong."""
+    """Step and parameter of the first that is wrong."""
     samples = FreshSamples(PARAMETERS, c.batch, 1, c.seed)
     for step in range(c.epochs):
         (rows,) = np.nonzero(samples.batch(step)[0][:, 0] < LEAST)
         if len(rows):
-            return step, int(rows[0])
+            return step, float(samples.batch(step)[0][rows[0], 0])
     raise AssertionError("no sample is wrong")
 
 
 def check(folder, problem, message, **settings):
     """The run ends with a ValueError that matches the message, after all steps before the one that is wrong."""
     c = Configuration(**RUN | settings)
-    step, sample = first_bad(c)
+    step, y = first_bad(c)
     assert step > 3
     with pytest.raises(ValueError, match=message) as raised:
         train(c, folder, problem=problem, quiet=True)
     assert not isinstance(raised.value, TrainingError)
-    assert f"for sample {sample} " in str(raised.value)
+    assert f"for y = ({y:.6g}) " in str(raised.value)
     assert "rate" not in str(raised.value)
     assert Checkpoints(folder / "checkpoints").steps()[-1] == step
     return str(raised.value)
@@ -60,9 +60,9 @@ def check(folder, problem, message, **settings):
 @pytest.mark.parametrize("value", [-1.0, 0.0, np.inf, np.nan])
 @pytest.mark.parametrize("formulation", ["energy", "least-squares"])
 def test_a_wrong_coefficient_stops_the_step_that_meets_it(tmp_path, value, formulation):
-    message = rf"a_y must be positive and finite, but it is {value:.3g} for sample \d+ in cell \d+ at x = \[0\.\d+\]"
+    message = rf"a_y must be positive and finite, but it is {value:.3g} for y = \(\S+\) in cell \d+ at x = \(0\.\d+\)"
     said = check(tmp_path / "run", wrong_where_small(value), message, formulation=formulation)
-    assert float(re.search(r"x = \[(.*?)\]", said)[1]) > 0.5
+    assert float(re.search(r"x = \((.*?)\)", said)[1]) > 0.5
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_it_does_so_with_every_loss_precision_and_optimizer(tmp_path, settings):
 @pytest.mark.parametrize("formulation", ["energy", "least-squares"])
 @pytest.mark.parametrize("mixed", [False, True])
 def test_a_source_that_is_no_number_is_named(tmp_path, formulation, mixed):
-    message = r"f is not finite for sample \d+ at x = \[0\.\d+\]"
+    message = r"f is nan for y = \(\S+\) at x = \(0\.\d+\): fix the source"
     more = dict(precision="float16", mixed=True) if mixed else {}
     check(tmp_path / "run", wrong_where_small(np.nan, source=True), message, formulation=formulation, **more)
 
@@ -108,7 +108,7 @@ def test_a_target_that_is_no_number_is_named(tmp_path, monkeypatch):
 
     monkeypatch.setattr(SupervisedLoss, "targets", spoilt)
     c = Configuration(problem="quarters", levels=3, loss="supervised", training_samples=8, batch=8, test_samples=0)
-    with pytest.raises(ValueError, match=r"the reference solution of sample 5 is not finite in torch\.float32: solve"):
+    with pytest.raises(ValueError, match=r"solution for y = \(.*\) is not finite in torch\.float32: solve"):
         train(c, tmp_path / "run", quiet=True)
 
 

@@ -86,8 +86,57 @@ def test_when_one_process_dies_the_job_ends(tmp_path, frame_file):
     assert Checkpoints(out / "checkpoints").steps()
 
 
+def fem_frames_lines(text):
+    return [line for line in text.splitlines() if line.startswith("fem-frames:")]
+
+
+@pytest.mark.parametrize("when", ["at once", "in a step"])
+def test_the_first_process_that_fails_says_its_line_with_its_number(tmp_path, when):
+    """The others fail because of it, and do not say so."""
+    failing = "raise OSError('the disk of this process\\nis gone')"
+    body = f"    if os.environ['RANK'] == '1':\n        {failing}\n"
+    (tmp_path / "mine.py").write_text(
+        "import os\nfrom fem_frames import Grid, Pointwise, Problem, Uniform\n"
+        + ("if True:\n" + body if when == "at once" else "")
+        + "steps = []\n"
+        "def a(x, y):\n"
+        "    steps.append(1)\n"
+        + (body.replace("'1'", "'1' and len(steps) > 20") if when == "in a step" else "")
+        + "    return 1 + y[..., 0] + 0 * x[..., 0]\n"
+        "problem = Problem(Grid((4,)), Pointwise(a), Uniform((0.0,), (1.0,)))\n"
+    )
+    options = ["train", "--problem", tmp_path / "mine.py", "--levels", 3, "--epochs", 100000, "--test-samples", 0]
+    done = run_command(*options, "--out", tmp_path / "run", start=torchrun(2, free_port()), check=False)
+    assert done.returncode != 0
+    (line,) = fem_frames_lines(done.stderr)
+    assert line.startswith("fem-frames: rank 1: ")
+    assert "mine.py, line" in line
+    assert "OSError: the disk of this process is gone" in line
+
+
+def test_processes_that_lose_their_launcher_save_and_end(tmp_path, frame_file):
+    out = tmp_path / "run"
+    command = [*torchrun(2, free_port()), "train", "--frame", str(frame_file), "--out", str(out)]
+    command += ["--epochs", "1000000", "--test-samples", "0", "--checkpoint-every", "20", "--quiet"]
+    job = subprocess.Popen(command, stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    while not Checkpoints(out / "checkpoints").steps():
+        assert job.poll() is None
+        time.sleep(0.05)
+    children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(job.pid)], capture_output=True, text=True, check=True)
+    workers = [int(pid) for pid in children.stdout.split()]
+    assert len(workers) == 2
+    job.kill()
+    job.wait()
+    until = time.monotonic() + 60
+    while any(os.path.exists(f"/proc/{pid}/exe") for pid in workers):
+        assert time.monotonic() < until, "they train on without anybody to end them"
+        time.sleep(0.1)
+    assert Checkpoints(out / "checkpoints").newest(lambda content: None, print)["step"] > 0
+
+
 def test_a_batch_too_small_for_the_processes_is_refused(tmp_path, frame_file):
     options = ["train", "--frame", frame_file, "--batch", 1, "--out", tmp_path / "run", "--test-samples", 0]
     done = run_command(*options, start=torchrun(2, free_port()), check=False)
     assert done.returncode != 0
-    assert "batch is 1, but there are 2 processes" in done.stderr
+    (line,) = fem_frames_lines(done.stderr)
+    assert "rank 0: batch is 1, but there are 2 processes" in line or "rank 1: batch is 1" in line

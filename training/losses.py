@@ -20,6 +20,7 @@ from torch import Tensor
 from fem_frames.formulations import Formulation
 from fem_frames.mesh import Floats
 from fem_frames.operators import dot
+from fem_frames.parameters import numbers
 from fem_frames.solutions import ReferenceSolutions
 
 Map = Callable[[Tensor], Tensor]
@@ -60,17 +61,17 @@ class Loss(ABC):
     def target(self, rows: Sequence[int] | np.ndarray | None) -> Tensor | None:
         return None
 
-    def check(self, batch: Batch, first: int = 0) -> None:
-        """A ValueError if coefficient, source or target are wrong for a sample; `first` is the number of the first.
+    def check(self, batch: Batch) -> None:
+        """A ValueError if coefficient, source or target are wrong for a sample.
 
         Training steps skip these checks: they only see that something is wrong.
         """
-        self.formulation.check_data(batch.y, first)
+        self.formulation.check_data(batch.y)
         if batch.target is not None and not torch.isfinite(batch.target).all():
             sample = int((~torch.isfinite(batch.target)).any(1).nonzero()[0, 0])
             raise ValueError(
-                f"the reference solution of sample {first + sample} is not finite in {batch.target.dtype}: solve the "
-                "training set again, or use a wider precision"
+                f"the reference solution for y = {numbers(batch.y[sample].tolist())} is not finite in "
+                f"{batch.target.dtype}: solve the training set again, or use a wider precision"
             )
 
     @abstractmethod
@@ -208,7 +209,7 @@ def free_values(exact: Formulation, reference: ReferenceSolutions) -> Tensor:
     arrays = exact.frame.arrays
     parts = []
     for f in arrays.fields:
-        values = reference.fields[f.name]
+        values = reference.fields.get(f.name, np.empty((0, 0)))
         if values.shape[1] != len(f.lift[-1]):
             raise ValueError(
                 f"the reference solutions have {values.shape[1]} nodal values of {f.name}, "

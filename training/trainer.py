@@ -207,7 +207,7 @@ class Training:
         size = self.configuration.micro_batch or self.configuration.batch
         for first in range(0, len(y), size):
             part = slice(first, first + size)
-            self.loss.check(self.loss.batch(y[part], None if rows is None else rows[part]), first)
+            self.loss.check(self.loss.batch(y[part], None if rows is None else rows[part]))
         self.skipped += 1
         if not self.weights.failed():
             raise self._diverged(loss)
@@ -351,7 +351,9 @@ class Training:
         self._say(f"resumed at step {self.step} of {self.configuration.total_steps}")
 
     def _told_to_stop(self) -> bool:
-        """Whether any process was told to stop: all stop after the same step."""
+        """Whether any process was told to stop, or lost torchrun: all stop after the same step."""
+        if self.world.orphaned:
+            self.objective.asked_to_stop = True
         self._stopping = self.objective.stopping
         return self._stopping
 
