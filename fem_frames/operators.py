@@ -342,7 +342,7 @@ def flat_first(cells: Tensor, like: Tensor) -> Tensor:
 
 def is_plain(x: Tensor) -> bool:
     """Whether values may be looked at: not while torch traces, differentiates forward or maps over a batch."""
-    return _UNSEEN.get() is None and not _is_traced(x)
+    return not _is_traced(x) and _UNSEEN.get() is None
 
 
 def unseen(x: Tensor) -> list[Tensor] | None:

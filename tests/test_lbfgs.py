@@ -5,9 +5,11 @@ import copy
 import pytest
 import torch
 from small_runs import small_objective
+from torch.optim.lbfgs import _strong_wolfe
 
 from training import Configuration, train
 from training.lbfgs import LBFGS
+from training.line_search import Trial, strong_wolfe
 from training.log import read_log
 from training.optimizers import make_stepper
 from training.precision import PRECISIONS
@@ -75,6 +77,63 @@ def test_steps_on_rosenbrocks_function_are_those_of_torch(dimension, start, sett
         torch.testing.assert_close(ours, other, rtol=1e-6, atol=1e-6)
         assert state["n_iter"] == their_state["n_iter"]
     assert float((ours - 1).abs().max()) < 1e-4
+
+
+class Wave:
+    """t to a parabola with waves, and its slope; keeps the places that it is asked for, as `Line` does its count."""
+
+    def __init__(self, seed):
+        generator = torch.Generator().manual_seed(seed)
+        self._bend, self._height, self._speed, self._shift = torch.rand(4, generator=generator, dtype=torch.float64) * 3
+        # Descends from the start, and is bounded from below.
+        self._slope = self._height * self._speed * torch.cos(self._shift) + 1
+        self.longest, self.asked = 1.0, []
+        self.start = self(0.0)
+        self.asked.clear()
+
+    def value(self, t):
+        at = torch.tensor(t, dtype=torch.float64, requires_grad=True)
+        loss = self.loss(at)
+        loss.backward()
+        return float(loss.detach()), at.grad[None].clone()
+
+    def loss(self, t):
+        return self._height * torch.sin(self._speed * t + self._shift) - self._slope * t + 0.1 * self._bend * t**2
+
+    def __call__(self, t):
+        self.asked.append(t)
+        loss, gradient = self.value(t)
+        return Trial(t, loss, float(gradient), gradient, abs(float(gradient)))
+
+
+class Trough(Wave):
+    """Far away it is lower than at the start, but by too little: -t exp(-t)."""
+
+    def loss(self, t):
+        return -t * torch.exp(-self._speed * t)
+
+
+@pytest.mark.parametrize("function", [Wave, Trough])
+@pytest.mark.parametrize("limit", [3, 25])
+@pytest.mark.parametrize("first", [0.3, 1.0, 10.0, 1000.0])
+def test_line_searches_go_where_those_of_torch_go(first, limit, function):
+    """On functions of one variable with many valleys: all places, and the one that is taken."""
+    lengths = set()
+    for seed in range(300):
+        wave, asked = function(seed), []
+
+        def evaluate(x, t, d, wave=wave, asked=asked):
+            asked.append(float(t))
+            return wave.value(float(t))
+
+        start, d = wave.start, torch.ones(1, dtype=torch.float64)
+        slope = start.gradient.dot(d)
+        _, _, t, _ = _strong_wolfe(evaluate, None, first, d, start.loss, start.gradient, slope, max_ls=limit)
+        found = strong_wolfe(wave, wave(first), 1e-9, limit)
+        assert wave.asked == pytest.approx(asked, rel=1e-5)  # cubics through near points amplify rounding
+        assert found.t == pytest.approx(float(t), rel=1e-5)
+        lengths.add(len(asked))
+    assert len(lengths) > 1
 
 
 def test_in_float32_it_trains_as_well_as_torch():

@@ -5,6 +5,8 @@ import torch
 
 from training.soap import SOAP, cholesky_basis, householder_basis
 
+pytestmark = pytest.mark.serial
+
 
 def images(dtype, rows, condition, count=20):
     """(G, r, r) symmetric matrices times bases near their eigenvectors, and these bases."""
