@@ -144,6 +144,7 @@ def make_runs(made):
     (stranger / "configuration.toml").write_text(settings)
     late = copy("late", "result.json", "surrogate.pt")
     (late / "checkpoints").mkdir()
+    one = torch.ones(1)
     newest = torch.load(made / "run/checkpoints/step-000000002.pt", weights_only=True)
     torch.save({**newest, "step": 10**12}, late / "checkpoints" / f"step-{10**12}.pt")
     for name, change in {
@@ -151,6 +152,8 @@ def make_runs(made):
         "netless": {"net": 3},
         "foreign": {"net": {"a": torch.zeros(2)}},
         "fingers": {"fingerprint": ["x"]},
+        "optimizer": {"optimizer": {**newest["optimizer"], "state": {0: dict(step=one, exp_avg=one, exp_avg_sq=one)}}},
+        "groups": {"optimizer": {"state": {}, "param_groups": [{"params": [0], "betas": "x", "lr": 1.0}]}},
     }.items():
         made_here = copy(name, "result.json", "surrogate.pt")
         (made_here / "checkpoints").mkdir()

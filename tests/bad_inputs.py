@@ -201,6 +201,8 @@ CASES = [
         ["train", "--out", "foreign", "--resume", "--quiet"],
         "does not fit the run: .*or start anew with --force",
     ),
+    (["train", "--out", "optimizer", "--resume", "--quiet"], "exp_avg of the optimizer does not fit .* parameters"),
+    (["train", "--out", "groups", "--resume", "--quiet"], "betas of the optimizer is 'x' instead of"),
     (["train", "--out", "fingers", "--resume", "--quiet"], "fingerprint of the checkpoint has no numbers"),
     (["train", *NEW], "give problem and levels, or frame"),
     (["train", "--problem", "quarters", *NEW], "levels is missing"),

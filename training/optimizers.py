@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -129,6 +130,30 @@ def make_stepper(name: str, weights: Weights, precision: Precision, rate: float)
         epsilon = precision.natural_gradient
         return LineSearchStepper(NGD(parameters, lr=rate, regularisation=epsilon, tolerance=epsilon))
     raise ValueError(f"optimizer is {name!r}; choose from {', '.join(RATES)}")
+
+
+_STATES: dict[type, tuple[str, ...]] = {
+    torch.optim.Adam: ("exp_avg", "exp_avg_sq"),
+    SOAP: ("moment", "square"),
+}
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Its state as saved before; a ValueError for settings or state that are not its own."""
+    (group,) = optimizer.param_groups
+    own = {name: value for name, value in group.items() if name not in ("params", "lr")}
+    optimizer.load_state_dict(saved)
+    (group,) = optimizer.param_groups
+    for name in {"fused", "foreach"} & set(own):  # how, not what: it depends on the device, which may be another
+        group[name] = own[name]
+    for name, value in own.items():
+        if group.get(name, value) != value:
+            raise ValueError(f"{name} of the optimizer is {group[name]!r} instead of {value!r}")
+    (vector,) = group["params"]
+    state = optimizer.state.get(vector, {})
+    for name in _STATES.get(type(optimizer), ()) if state else ():
+        if getattr(state.get(name), "shape", None) != vector.shape:
+            raise ValueError(f"{name} of the optimizer does not fit {len(vector)} parameters")
 
 
 def cosine_rate(epoch: float, period: float, rate: float, minimum: float) -> float:

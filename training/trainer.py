@@ -33,7 +33,7 @@ from training.distributed import World
 from training.log import Display, RunLog, display
 from training.metrics import Metrics, evaluate
 from training.objective import Objective
-from training.optimizers import LINE_SEARCH, cosine_rate, make_stepper
+from training.optimizers import LINE_SEARCH, cosine_rate, load_optimizer, make_stepper
 from training.precision import MasterWeights, Weights
 from training.signals import StopSignals
 from training.surrogate import fingerprint
@@ -339,7 +339,7 @@ class Training:
         try:
             self.net.load_state_dict(content["net"])
             self.weights.load_state_dict(content["weights"])
-            self.stepper.optimizer.load_state_dict(content["optimizer"])
+            load_optimizer(self.stepper.optimizer, content["optimizer"])
             torch.set_rng_state(content["random"])
         except Exception as error:  # a net, an optimizer or numbers that are not those of the run
             raise ValueError(
