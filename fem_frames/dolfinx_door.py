@@ -26,7 +26,7 @@ with contextlib.suppress(ImportError):
 import numpy as np
 import numpy.typing as npt
 
-from fem_frames.absence import WHERE, FEniCSxError, no_fenicsx
+from fem_frames.absence import FEniCSxError, no_fenicsx
 
 try:
     import basix
@@ -54,15 +54,11 @@ if not _OLD:
 _NAMES = (None, "interval", "triangle", "tetrahedron")
 
 if (0, 5) < tuple(int(n) for n in dolfinx.__version__.split(".")[:2]) < (0, 9):
-    raise FEniCSxError(
-        f"DOLFINx {dolfinx.__version__} is not supported, 0.5 and 0.9 or newer are",
-        in_python=WHERE,
-        on_command_line=WHERE,
-    )
+    raise FEniCSxError(f"DOLFINx {dolfinx.__version__} is not supported, 0.5 and 0.9 or newer are")
 # 0.5 has no name for the scalars it was built with: there they are always PETSc's.
 _SCALARS = fem.petsc.PETSc.ScalarType if _OLD else dolfinx.default_scalar_type
 if np.issubdtype(_SCALARS, np.complexfloating):
-    raise FEniCSxError("this DOLFINx has complex scalars; fem-frames needs one with real ones", WHERE, WHERE)
+    raise FEniCSxError("this DOLFINx has complex scalars; fem-frames needs one with real ones")
 
 
 P = ParamSpec("P")

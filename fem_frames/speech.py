@@ -1,26 +1,26 @@
-"""Messages in the language of the caller: options on the command line, arguments in Python."""
+"""Messages in the language of the caller: options on the command line, arguments in Python.
+
+The command line imports this before anything else, so it imports next to nothing itself.
+"""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import Any
 
 _COMMAND = ContextVar("command", default=False)
 
 
-@contextlib.contextmanager
-def on_command_line() -> Iterator[None]:
+class on_command_line:  # noqa: N801  a context, entered like a function
     """Inside, remedies are options of `fem-frames`."""
-    token = _COMMAND.set(True)
-    try:
-        yield
-    finally:
-        _COMMAND.reset(token)
+
+    def __enter__(self) -> None:
+        self._token = _COMMAND.set(True)
+
+    def __exit__(self, *error: object) -> None:
+        _COMMAND.reset(self._token)
 
 
-def option(name: str, value: Any = True) -> str:
+def option(name: str, value: object = True) -> str:
     """`--resume` or `resume=True`; `--out FOLDER` or `out='FOLDER'`."""
     if _COMMAND.get():
         flag = f"--{name.replace('_', '-')}"

@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         _fail(str(error), 2)
     except FEniCSxError as error:
-        _fail(error.on_command_line, 2)
+        _fail(str(error), 2)
     except BrokenPipeError:  # who read the output has enough of it
         _discard(sys.stdout)
         sys.exit(1)
