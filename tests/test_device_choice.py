@@ -75,7 +75,7 @@ def test_more_processes_than_gpus_are_refused_by_all_of_them(gpus, rank, name):
 def test_under_torchrun_a_gpu_that_does_not_work_is_an_error(gpus):
     _, broken = gpus(2, 1, 2)
     broken.add("cuda:1")
-    with pytest.raises(ValueError, match="cuda:1 cannot be used: it broke; choose --device cpu"):
+    with pytest.raises(ValueError, match="cuda:1 cannot be used: it broke; choose device='cpu'"):
         choose_device(None)
 
 

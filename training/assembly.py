@@ -55,7 +55,7 @@ def choose_device(name: str | None) -> torch.device:
         if fault is None:
             return check_device(own)
         if rank is not None:
-            raise ValueError(f"{own} cannot be used: {fault}; choose --device cpu (device='cpu') to train without it")
+            raise ValueError(f"{own} cannot be used: {fault}; choose {option('device', 'cpu')} to train without it")
         warnings.warn(f"there is a GPU, but it cannot be used: {fault}; the CPU is used", stacklevel=2)
     if name is None:
         name = "mps" if torch.backends.mps.is_available() and _fault("mps") is None else "cpu"
@@ -68,7 +68,7 @@ def _check_processes(gpus: int) -> None:
     if 0 < gpus < processes:
         raise ValueError(
             f"torchrun started {processes} processes on this machine, which has {gpus} GPU{'s' * (gpus > 1)}: give "
-            f"it --nproc-per-node {gpus}, or train with --device cpu (device='cpu')"
+            f"it --nproc-per-node {gpus}, or train with {option('device', 'cpu')}"
         )
 
 
