@@ -5,13 +5,22 @@ from __future__ import annotations
 import contextlib
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fem_frames.files import one_line
 
+T = TypeVar("T")
 _OURS = (Path(__file__).parent, Path(sysconfig.get_path("stdlib")))
+
+
+def called(what: str, function: Any, advice: str, make: Callable[..., T], *arguments: Any) -> T:
+    """make(*arguments), with errors as `calling` gives them; torch.compile looks into this, not into contexts."""
+    try:
+        return make(*arguments)
+    except Exception as error:
+        raise _complaint(what, function, advice, error) from error
 
 
 @contextlib.contextmanager
@@ -20,12 +29,16 @@ def calling(what: str, function: Any = None, advice: str = "") -> Iterator[None]
     try:
         yield
     except Exception as error:
-        where = _place(error)
-        if where is None and isinstance(error, ValueError):
-            raise  # it is ours, and says what is wrong
-        where = where or _definition(function)
-        text = f"{what} fails{where}: {type(error).__name__}: {one_line(error)}"
-        raise ValueError(f"{text}; {advice}" if advice else text) from error
+        raise _complaint(what, function, advice, error) from error
+
+
+def _complaint(what: str, function: Any, advice: str, error: Exception) -> ValueError:
+    where = _place(error)
+    if where is None and isinstance(error, ValueError):
+        return ValueError(*error.args)  # it is ours, and says what is wrong
+    where = where or _definition(function)
+    text = f"{what} fails{where}: {type(error).__name__}: {one_line(error)}"
+    return ValueError(f"{text}; {advice}" if advice else text)
 
 
 def _place(error: BaseException) -> str | None:

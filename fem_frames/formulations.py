@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fem_frames import tables
-from fem_frames.callbacks import calling
+from fem_frames.callbacks import called
 from fem_frames.files import one_line
 from fem_frames.frame import Frame, make_synthesis
 from fem_frames.operators import (
@@ -126,8 +126,8 @@ class Formulation(ABC):
         """(K, Q, B) values of a_y at the quadrature points, (K, 1, B) where constant on cells; positive."""
         wide = self.check_parameters(y).to(self.wide)
         coefficient = self.problem.coefficient
-        with calling("the coefficient", getattr(coefficient, "function", None), HOW):
-            values = coefficient.evaluate(self._tables, wide)
+        function = getattr(coefficient, "function", None)
+        values = called("the coefficient", function, HOW, coefficient.evaluate, self._tables, wide)
         a = self._spread(values, y, "the coefficient a")
         tests = unseen(a)
         if tests is not None:
@@ -143,8 +143,7 @@ class Formulation(ABC):
         if not callable(function):
             return torch.full((1, 1, 1), float(function), dtype=self.wide, device=self.frame.device)
         wide = self.check_parameters(y).to(self.wide)[:, None, None, :]
-        with calling("the source", function, HOW):
-            values = function(self._points, wide)
+        values = called("the source", function, HOW, function, self._points, wide)
         f = self._spread(values, y, "the source f")
         if is_plain(f):
             self._check_source(f, wide[:, 0, 0])

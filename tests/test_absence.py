@@ -99,8 +99,12 @@ Surrogate.load("run").to_function([1, 1, 1, 1])
     ("change", "reason"),
     [
         ("import dolfinx; dolfinx.__version__ = '0.7.3'", "DOLFINx 0.7.3 is not supported, 0.5 and 0.9 or newer are"),
-        # Before DOLFINx is imported, which takes its scalars from there.
-        ("from petsc4py import PETSc; PETSc.ScalarType = complex", "this DOLFINx has complex scalars"),
+        # PETSc's before DOLFINx is imported: old releases take their scalars from there, new ones have a name for them.
+        (
+            "from petsc4py import PETSc; PETSc.ScalarType = complex\n"
+            "import dolfinx; dolfinx.default_scalar_type = complex",
+            "this DOLFINx has complex scalars",
+        ),
     ],
 )
 def test_builds_that_cannot_be_used_are_told_from_absent_ones(change, reason):

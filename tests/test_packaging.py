@@ -71,7 +71,9 @@ def dependencies(*names):
 def parts(distribution):
     """The folders and files of a distribution beside each other in site-packages."""
     listed = {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}
+    # Debian lists files of some, of others nothing: then the name of what is imported is that of the distribution.
     names = listed or (distribution.read_text("top_level.txt") or "").split()
+    names = names or [distribution.metadata["Name"].lower().replace("-", "_")]
     places = [Path(str(distribution.locate_file(name))) for name in names]
     return [place if place.exists() else place.with_suffix(".py") for place in places]
 
