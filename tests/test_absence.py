@@ -99,10 +99,10 @@ Surrogate.load("run").to_function([1, 1, 1, 1])
     ("change", "reason"),
     [
         ("import dolfinx; dolfinx.__version__ = '0.7.3'", "DOLFINx 0.7.3 is not supported, 0.5 and 0.9 or newer are"),
-        # PETSc's before DOLFINx is imported: old releases take their scalars from there, new ones have a name for them.
-        (
-            "from petsc4py import PETSc; PETSc.ScalarType = complex\n"
-            "import dolfinx; dolfinx.default_scalar_type = complex",
+        (  # new releases have a name for their scalars, old ones have PETSc's
+            "import dolfinx\nfrom petsc4py import PETSc\n"
+            "if hasattr(dolfinx, 'default_scalar_type'):\n    dolfinx.default_scalar_type = complex\n"
+            "else:\n    PETSc.ScalarType = complex",
             "this DOLFINx has complex scalars",
         ),
     ],
