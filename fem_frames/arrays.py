@@ -300,6 +300,8 @@ class FrameArrays:
             count, before = self.point_count(j), self.point_count(j - 1) if j else len(self.points)
             for name, table, bound in (("cells", level.cells, count), ("ends", level.ends, before)):
                 _check_references(table, bound, f"{name} of level {self.first_level + j}")
+            if level.cells.max() + 1 != count:
+                raise ValueError(f"level {self.first_level + j} has {count} points, its cells {level.cells.max() + 1}")
         self._check_functions()
 
     def _check_functions(self) -> None:
@@ -334,7 +336,8 @@ class FrameArrays:
                 steps = np.diff(rows.starts)
                 if rows.starts[0] != 0 or rows.starts[-1] != rows.columns.size or (steps < 0).any():
                     raise ValueError(f"the functions of {family.name} {where} do not follow each other")
-                if family.name == family.field and not (len(family.free[j]) == len(steps) and (steps == 1).all()):
+                nodal = len(family.free[j]) == len(steps) and (steps == 1).all() and (rows.weights > 0).all()
+                if family.name == family.field and not nodal:
                     raise ValueError(f"{family.name} {where} is nodal, but its functions are not")
 
 

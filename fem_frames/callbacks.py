@@ -19,7 +19,7 @@ def called(what: str, function: Any, advice: str, make: Callable[..., T], *argum
     """make(*arguments), with errors as `calling` gives them; torch.compile looks into this, not into contexts."""
     try:
         return make(*arguments)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _complaint(what, function, advice, error) from error
 
 
@@ -28,11 +28,11 @@ def calling(what: str, function: Any = None, advice: str = "") -> Iterator[None]
     """Turns any error of a user's function inside into a ValueError that names file, line and function."""
     try:
         yield
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _complaint(what, function, advice, error) from error
 
 
-def _complaint(what: str, function: Any, advice: str, error: Exception) -> ValueError:
+def _complaint(what: str, function: Any, advice: str, error: BaseException) -> ValueError:
     where = _place(error)
     if where is None and isinstance(error, ValueError):
         return ValueError(*error.args)  # it is ours, and says what is wrong

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import glob
 import io
@@ -20,6 +21,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from fem_frames.memory import check_memory
 from fem_frames.speech import option
 
 
@@ -97,7 +99,10 @@ def check_writable(path: str | Path) -> None:
 
 def _target(path: str | Path) -> tuple[Path, Path]:
     """The file that `path` stands for, links followed, and the name of its part while it is written."""
-    target = Path(path).resolve()
+    try:
+        target = Path(path).resolve()
+    except RuntimeError as error:  # what older releases of Python say of links that go in a circle
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from error
     if target.is_dir():
         raise ValueError(f"cannot write {path}: it is a folder; give the name of a file in it")
     if target.exists() and not target.is_file():
@@ -198,6 +203,8 @@ def load_arrays(path: str | Path, kind: str, version: int) -> tuple[dict[str, np
     check_file(path)
     try:
         with zipfile.ZipFile(path) as archive:
+            claimed = sum(info.file_size for info in archive.infolist())
+            check_memory("what it holds", float(claimed), "was it made to fill the memory?")
             arrays = {info.filename.removesuffix(".npy"): _read_array(archive, info) for info in archive.infolist()}
     # NumPy reads headers by Python's tokenizer and zipfile checks what it needs: errors of every kind come from both.
     except Exception as error:
@@ -229,7 +236,11 @@ def _read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> npt.NDArray:
         if version not in _HEADERS:
             raise ValueError(f"{info.filename} has the unknown NumPy format {version}")
         shape, _, dtype = _HEADERS[version](member)
-        if dtype.hasobject or math.prod(shape) * dtype.itemsize != info.file_size - member.tell():
+        if (
+            dtype.hasobject
+            or any(n >= 2**48 for n in shape)
+            or math.prod(shape) * dtype.itemsize != info.file_size - member.tell()
+        ):
             raise ValueError(f"{info.filename} declares {dtype} of shape {shape}, which is not what it holds")
         member.seek(0)
         return np.asarray(np.lib.format.read_array(member, allow_pickle=False))
@@ -255,18 +266,26 @@ def check_file(path: str | Path) -> Path:
 def is_there(path: Path) -> bool:
     """Whether there is anything of this name; a ValueError for a name that is too long or may not be looked at."""
     try:
-        return path.exists()
+        path.stat()  # `exists` hides some errors, and in new releases of Python all of them
+    except (FileNotFoundError, NotADirectoryError):
+        return False
     except OSError as error:
         raise ValueError(f"cannot use {path}: {error.strerror or error}") from error
+    return True
 
 
 def refuse_links(folder: str | Path, *, deep: bool = True) -> None:
-    """A ValueError if a link is in the folder, with `deep` anywhere below it: writing would follow it elsewhere."""
+    """A ValueError if anything but files and folders is in the folder, with `deep` anywhere below it.
+
+    Writing would follow a link elsewhere, and wait for ever for who reads from a pipe.
+    """
     for where, folders, files in os.walk(folder):
         for name in (*folders, *files):
             path = Path(where, name)
             if path.is_symlink():
                 raise ValueError(f"{path} is a symbolic link, which could lead anywhere: put the file in its place")
+            if not path.is_file() and not path.is_dir():
+                raise ValueError(f"{path} is a pipe or a device, no ordinary file: remove it")
         if not deep:
             return
 

@@ -195,9 +195,12 @@ class Formulation(ABC):
         """The values of a function, (B, K, Q), (B, K, 1), (K, Q) or one number, as (K, Q, B) or (K, 1, B)."""
         B, (K, Q) = y.shape[0] if y.ndim == 2 else 1, self._points.shape[:2]
         try:
-            values = torch.as_tensor(found, dtype=self.wide, device=self.frame.device)
+            values = torch.as_tensor(found, device=self.frame.device)
+            values = values if values.is_complex() else values.to(self.wide)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ValueError(f"{what} is a {type(found).__name__}, not a tensor: {one_line(error)}; {HOW}") from error
+        if values.is_complex():
+            raise ValueError(f"{what} is complex: return real numbers")
         if values.ndim not in (0, 3) and values.shape != (K, Q):
             fits = False
         else:

@@ -140,11 +140,16 @@ class MeshHierarchy:
         """(F of level 0,) where the function holds in the middle of all finest facets that lie in a coarse one."""
         middles = self.points[self.finest.facets].mean(axis=1)  # (F, d)
         with calling("dirichlet", indicator, "it is a function of x (n, d), x[:, i], that is true where u is given"):
-            told = np.asarray(indicator(middles), bool)
+            told = np.asarray(indicator(middles))
         if told.shape != (len(middles),):
-            raise ValueError(f"dirichlet gave values of shape {told.shape} for x (n, d); give one a point (n,)")
+            raise ValueError(f"dirichlet gave values of shape {told.shape} for x (n, d); give one per point (n,)")
+        if told.dtype.kind not in "bui":
+            raise ValueError(f"dirichlet gave {told.dtype} values; give True where u is given, False elsewhere")
         origin, count = self.finest.facet_origin, len(self.levels[0].facets)
-        inside, whole = np.bincount(origin, weights=told, minlength=count), np.bincount(origin, minlength=count)
+        inside, whole = (
+            np.bincount(origin, weights=told.astype(bool), minlength=count),
+            np.bincount(origin, minlength=count),
+        )
         cut = np.flatnonzero((inside > 0) & (inside < whole))
         if len(cut):
             where = self.points[self.levels[0].facets[cut[0]]].tolist()

@@ -9,6 +9,7 @@ B samples, K cells, Q points in a cell, d dimension, p parameters.
 from __future__ import annotations
 
 import json
+import numbers as numbers_of
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ from fem_frames.callbacks import calling
 from fem_frames.mesh import Floats, Grid, Ints, MeshArrays
 from fem_frames.parameters import Gaussian, Uniform, numbers, whole_number
 
+LEVEL_LIMIT = 60
 REFINEMENTS = ("red", "dolfinx")
 Array = Any  # a NumPy array or a torch tensor
 
@@ -181,8 +183,10 @@ class Problem:
                 )
             object.__setattr__(self, "dirichlet", tuple(int(tag) for tag in tags))
         for name in ("dirichlet_value", "neumann_value", "source"):
-            if not callable(getattr(self, name)) and np.ndim(getattr(self, name)) != 0:
-                raise ValueError(f"{name} must be a number or a function")
+            if not callable(getattr(self, name)) and not isinstance(getattr(self, name), numbers_of.Real):
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be a number or a function")
+        if self.regions is not None and not callable(self.regions):
+            raise ValueError(f"regions is {self.regions!r}; give a function of x, or None for the tags of the mesh")
         if isinstance(self.dirichlet, str) and (callable(self.neumann_value) or self.neumann_value != 0):
             raise ValueError(
                 "neumann_value is given, but u is on all of the boundary: choose a part of it as dirichlet"
@@ -219,6 +223,8 @@ class Problem:
             raise ValueError(
                 f"levels = {levels}: at least {least} refinement{'s are' if least > 1 else ' is'} needed{why}"
             )
+        if levels > LEVEL_LIMIT:
+            raise ValueError(f"levels = {levels} would make more cells than any memory holds; use fewer levels")
         return levels
 
     def check_parameters(self, y: npt.ArrayLike) -> Floats:
@@ -249,6 +255,7 @@ class Problem:
     def tabulate(self, points: Floats, regions: Ints) -> tuple[npt.NDArray, ...]:
         """The coefficient's tables at points (K, Q, d); tried for two y, so that what does not fit is found now."""
         y = self.parameters.sample(2, 0)
+        y.flags.writeable = False  # a function that changes it would change it for all others
         # As many points in a cell as no other number here: a function that mixes up its axes does not fit.
         count = 3 + self.parameters.dimension
         trial = np.resize(points[:2].reshape(-1, points.shape[-1]), (2, count, points.shape[-1]))
@@ -313,6 +320,8 @@ def _spread(values: Array, shape: tuple[int, ...], what: str) -> Floats:
 
     NumPy alone would take more, such as one value a parameter for one a point where there are as many.
     """
+    if values is None or np.iscomplexobj(values):
+        raise ValueError(f"{what} is {'None' if values is None else 'complex'}: return real numbers")
     try:
         array = np.asarray(values, np.float64)
         if array.ndim not in (0, len(shape)) and array.shape != shape[1:]:

@@ -134,6 +134,10 @@ def make_problem(name: str, **options: Any) -> Problem:
 
     Such a file defines `problem` (or `name`): a Problem, or a function that makes one from the options.
     """
+    if not isinstance(name, str):
+        raise ValueError(
+            f"a problem is named by a text, not by a {type(name).__name__}; choose from {', '.join(PROBLEMS)}"
+        )
     options = {key: value.item() if isinstance(value, np.generic) else value for key, value in options.items()}
     file, attribute = _split(name)
     if name in PROBLEMS:
@@ -145,7 +149,7 @@ def make_problem(name: str, **options: Any) -> Problem:
                 raise ValueError(
                     f"{name} is a Problem without options; make it a function to give it {sorted(options)}"
                 )
-            return replace(made, name=name)
+            return replace(_beside(made, Path(file)), name=name)
         make = made
     else:
         raise ValueError(
@@ -156,7 +160,15 @@ def make_problem(name: str, **options: Any) -> Problem:
         problem = make(**options)
     if not isinstance(problem, Problem):
         raise ValueError(f"{name} made a {type(problem).__name__}, not a fem_frames.Problem")
-    return replace(problem, name=name, options=options)
+    return replace(_beside(problem, Path(file)) if is_file(name) else problem, name=name, options=options)
+
+
+def _beside(problem: Problem, file: Path) -> Problem:
+    """The problem, its mesh file taken from beside its own file if it is there, not from the working directory."""
+    mesh = problem.mesh
+    if not isinstance(mesh, str | Path) or not (file.parent / mesh).is_file():
+        return problem
+    return replace(problem, mesh=(file.parent / mesh).resolve())
 
 
 def recorded_problem(record: Mapping[str, Any], name: str | None = None, options: Any = None) -> Problem:
@@ -222,8 +234,10 @@ def _load(path: Path, attribute: str) -> Any:
     try:
         with calling(f"loading {path}"):
             spec.loader.exec_module(module)
-    except SystemExit as error:
-        raise ValueError(f"loading {path} ends the program: {error}; leave sys.exit out of it") from error
+    except ValueError as error:
+        if str(path) in str(error):
+            raise
+        raise ValueError(f"loading {path} fails: {error}") from error
     if not hasattr(module, attribute):
         raise ValueError(f"{path} does not define {attribute!r}; name what it defines as {path}:name")
     found = getattr(module, attribute)

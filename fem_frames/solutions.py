@@ -54,6 +54,8 @@ class ReferenceSolutions:
         shapes = {name: 1 if name == "loss" else 2 for name in arrays}
         if any(a.dtype != np.float64 or a.ndim != shapes[name] for name, a in arrays.items()):
             raise ValueError(f"{path} holds arrays of other types or shapes than reference solutions: it is damaged")
+        if not all(np.isfinite(a).all() for a in arrays.values()):
+            raise ValueError(f"{path} has values that are not finite: it is damaged")
         if {len(a) for a in arrays.values()} != {len(arrays["y"])} or not isinstance(record, dict):
             raise ValueError(f"{path} holds arrays of different length, or no record: it is damaged")
         return cls(arrays["y"], fields, arrays["loss"], record)

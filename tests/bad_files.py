@@ -1,7 +1,9 @@
 """A folder of damaged, crafted and foreign files of every kind, for `bad_inputs.py`."""
 
+import io
 import json
 import os
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -9,6 +11,9 @@ from bad_inputs import TRAIN
 from strangers import array_bytes, header, members, with_record, write_members
 
 from fem_frames.commands import main
+
+RESULTS = Path(__file__).parent.parent / "docs/results"
+COMPARISON, REPORT = RESULTS / "comparison/comparison.json", RESULTS / "quick/report.json"
 
 PROBLEM_FILES = {
     "three.py": "problem = 3\n",
@@ -28,6 +33,13 @@ PROBLEM_FILES = {
     "dirichlet.py": "dirichlet = lambda x: x[:, 7] > 0\n",
     "nowhere.py": "dirichlet = lambda x: x[:, 0] > 7\n",
     "value.py": "dirichlet_value = lambda x: np.ones(3)\n",
+    "complex.py": "coefficient = Pointwise(lambda x, y: (y[..., 0] + 0 * x[..., 0]) * 1j)\n",
+    "none.py": "source = lambda x, y: None\n",
+    "quits.py": "import sys\nsource = lambda x, y: sys.exit()\n",
+    "changes.py": "def source(x, y):\n    y *= 2\n    return y[..., 0]\n",
+    "floats.py": "dirichlet = lambda x: x[:, 0]\n",
+    "text.py": "source = '1'\n",
+    "named.py": "regions = 'left'\n",
     "box.py": "parameters = Uniform((2.0,), (1.0,))\n",
 }
 """Problem files; those that define a part of a problem get the others from `whole`."""
@@ -67,6 +79,8 @@ def make_folder(made):
         "nan.json": '{"preset": NaN}',
         "empty.json": "{}",
         "mesh.msh": "no mesh",
+        "comparison.json": COMPARISON.read_text().replace('"threads"', '"thrfads"'),
+        "figures.json": REPORT.read_text().replace('"steps_per_epoch": 2', '"steps_per_epoch": 0'),
     }
     for name, text in texts.items():
         (made / name).write_text(text)
@@ -90,6 +104,10 @@ def make_frames(made):
     write_members(made / "headless.npz", {k: v for k, v in parts.items() if k != "head.npy"})
     write_members(made / "nested.npz", {**parts, "head.npy": array_bytes(np.array("[" * 100_000))})
     write_members(made / "infinite.npz", {**parts, "volumes.npy": array_bytes(np.full(8, np.inf))})
+    ends = np.load(io.BytesIO(parts["level2.ends.npy"]))
+    write_members(made / "ends.npz", {**parts, "level2.ends.npy": array_bytes(ends[:-1])})
+    zeros = np.zeros(len(np.load(io.BytesIO(parts["family.u.weights1.npy"]))))
+    write_members(made / "zeros.npz", {**parts, "family.u.weights1.npy": array_bytes(zeros)})
     data = bytearray(frame.read_bytes())
     for mark, place in ((b"PK\x01\x02", 8), (b"PK\x03\x04", 6)):  # the flag that says: encrypted
         at = data.find(mark)
@@ -137,6 +155,9 @@ def make_runs(made):
     (copy("cut") / "surrogate.pt").write_bytes((made / "run/surrogate.pt").read_bytes()[:-100])
     (copy("result") / "result.json").write_text(json.dumps({"loss": "low", "steps": 2}))
     (copy("listed") / "result.json").write_text("[]")
+    result = json.loads((made / "run/result.json").read_text())
+    (copy("missing") / "result.json").write_text(json.dumps({k: v for k, v in result.items() if k != "floor"}))
+    os.mkfifo(copy("piped") / "pipe")
     (copy("linked") / "log.jsonl").unlink()
     (made / "linked/log.jsonl").symlink_to(made / "file")
     stranger = copy("strange", "result.json", "surrogate.pt")

@@ -105,9 +105,10 @@ def test_a_home_that_cannot_be_written_is_named(tmp_path):
         tmp_path, "reference", "--problem", "quarters", "--levels", "2", "--samples", "1", "--out", "r.npz", **env
     )
     assert done.returncode == 2, done.stderr
-    assert "fem-frames: FFCx cannot write what it compiles" in done.stderr
-    assert "XDG_CACHE_HOME" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    assert "Traceback" not in done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("fem-frames:")]  # MPI may complain too
+    assert "FFCx cannot write what it compiles" in line
+    assert "XDG_CACHE_HOME" in line
 
 
 def test_a_temporary_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch):

@@ -73,7 +73,8 @@ def parts(distribution):
     listed = {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}
     # Debian lists files of some, of others nothing: then the name of what is imported is that of the distribution.
     names = listed or (distribution.read_text("top_level.txt") or "").split()
-    names = names or [distribution.metadata["Name"].lower().replace("-", "_")]
+    name = distribution.metadata["Name"].lower().replace("-", "_")
+    names = names or [name, *(["torchgen", "functorch"] if name == "torch" else [])]
     places = [Path(str(distribution.locate_file(name))) for name in names]
     return [place if place.exists() else place.with_suffix(".py") for place in places]
 

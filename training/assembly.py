@@ -221,6 +221,9 @@ def solved(path: Path, y: Floats, name: str, exact: Formulation, say: Say) -> Re
         say(f"{name}: {len(y)} reference solutions by {made.record['reference']} in {seconds:.1f} s")
     found = ReferenceSolutions.load(path)
     if not np.array_equal(found.y, y):
-        raise ValueError(f"{path} holds solutions for other samples: remove it, it will be made again")
+        raise ValueError(
+            f"{path} holds solutions for other samples than those of this problem; is it the problem of the run? "
+            "Otherwise remove the file, it will be made again"
+        )
     check_reference(exact, found)
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import zipfile
@@ -79,6 +80,12 @@ def check_content(content: Mapping[str, Any], last_step: int) -> None:
         raise ValueError(f"the checkpoint is of step {content['step']}, but the run has {last_step}")
     if not all(isinstance(value, float) for value in content["fingerprint"]):
         raise ValueError("the fingerprint of the checkpoint has no numbers")
+    if not all(isinstance(value, torch.Tensor) and torch.isfinite(value).all() for value in content["net"].values()):
+        raise ValueError("weights of the checkpoint are not finite")
+    try:
+        json.dumps(content["configuration"])
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"the configuration of the checkpoint is none: {error}") from error
 
 
 class Checkpoints:

@@ -213,6 +213,9 @@ class Configuration:
             "training_samples",
             "test_samples",
             "epochs",
+            "steps_per_epoch",
+            "rank",
+            "blocks",
         ):
             if (getattr(self, name) or 0) >= 2**31:
                 raise ValueError(f"{name} is {getattr(self, name)}; less than 2^31 is expected")

@@ -55,8 +55,8 @@ class NetDescription:
                 raise ValueError(f"{name} is {given.get(name)!r}")
         if given["name"] not in NETS or given["precision"] not in DTYPES:
             raise ValueError(f"there is no net {given['name']!r} in {given['precision']!r}")
-        if not all(isinstance(value, Tensor) for value in weights.values()):
-            raise ValueError("its weights are no tensors")
+        if not all(isinstance(value, Tensor) and torch.isfinite(value).all() for value in weights.values()):
+            raise ValueError("its weights are no finite numbers")
         description, found = cls(**given), sum(value.numel() for value in weights.values())
         if description.count(arrays) != found:
             raise ValueError(f"it describes a net of {description.count(arrays)} parameters, but has {found}")

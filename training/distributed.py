@@ -17,8 +17,6 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from fem_frames.files import one_line
-
 _store: Any = None  # what all processes of torchrun can read and write, until they end
 
 
@@ -31,7 +29,7 @@ def _others_needed() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # "Connection closed by peer" and the like
-        raise ProcessLostError(f"another process of the run has ended ({one_line(error)})") from error
+        raise ProcessLostError("another process of the run has ended") from error
 
 
 def is_first_to_fail(message: str) -> bool:
@@ -48,7 +46,8 @@ def is_first_to_fail(message: str) -> bool:
         first, _, told = _store.compare_set("fem-frames failure", "", f"{rank} {message}").decode().partition(" ")
     except RuntimeError:  # torchrun is gone, and the store with it
         return True
-    return bool(first == rank or not (told == message or "another process of the run" in message))
+    consequence = "another process of the run" in message or message.startswith("interrupted")  # by torchrun
+    return bool(first == rank or not (told == message or consequence))
 
 
 @dataclass(frozen=True)

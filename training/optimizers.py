@@ -141,13 +141,18 @@ _STATES: dict[type, tuple[str, ...]] = {
 def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
     """Its state as saved before; a ValueError for settings or state that are not its own."""
     (group,) = optimizer.param_groups
-    own = {name: value for name, value in group.items() if name not in ("params", "lr")}
+    own = {name: value for name, value in group.items() if name != "params"}
+    groups = saved.get("param_groups")
+    if not isinstance(saved.get("state"), dict) or not isinstance(groups, list) or len(groups) != 1:
+        raise ValueError("there is no state of an optimizer for one vector of parameters")
     optimizer.load_state_dict(saved)
     (group,) = optimizer.param_groups
+    group["lr"] = own.pop("lr")  # of the schedule, or as configured
     for name in {"fused", "foreach"} & set(own):  # how, not what: it depends on the device, which may be another
         group[name] = own[name]
     for name, value in own.items():
-        if group.get(name, value) != value:
+        found = group.get(name, value)
+        if isinstance(found, Tensor) or found != value:
             raise ValueError(f"{name} of the optimizer is {group[name]!r} instead of {value!r}")
     (vector,) = group["params"]
     state = optimizer.state.get(vector, {})

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,8 @@ class HeldRun:
     What a new run replaces is put aside until it begins: if it cannot be set up, all is as before.
     """
 
-    def __init__(self, folder: Path, made: bool) -> None:
+    def __init__(self, folder: Path, made: Sequence[Path]) -> None:
+        """`made` are the folders that were made for it, from the innermost."""
         self._folder, self._made, self._begun = folder, made, False
         self._lock = lock(folder / LOCK, patience=2.0)
 
@@ -118,8 +120,7 @@ class HeldRun:
         elif not self._begun:
             _clear(self._folder)
             (self._folder / LOCK).unlink(missing_ok=True)
-            if self._made:
-                self._folder.rmdir()
+            _remove_empty(self._made)
         self._lock.close()
 
 
@@ -150,7 +151,7 @@ def open_run(folder: Path, configuration: Configuration, resume: bool, force: bo
     refuse_links(folder)
     recover(folder)
     known = folder.is_dir() and (folder / SETTINGS).exists()
-    made = not folder.exists()
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
     if not made:
         foreign = sorted(p.name for p in folder.iterdir() if p.name not in (LOCK, REMOVED) and not _is_rest(p))
         if foreign and not known:
@@ -161,6 +162,7 @@ def open_run(folder: Path, configuration: Configuration, resume: bool, force: bo
         folder.mkdir(parents=True, exist_ok=True)
         held = HeldRun(folder, made)
     except OSError as error:
+        _remove_empty(made)
         raise ValueError(f"cannot write to {folder}: {error.strerror or error}") from error
     try:
         if resume:
@@ -216,6 +218,7 @@ _RESULT = _CIRCUMSTANCES | {
     **{name: (*_NUMBER, type(None)) for name in ("loss", "floor")},
 }
 _FAILURE = _CIRCUMSTANCES | {"step": int, "steps": int, "reason": str}
+_LATER = ("machine", "versions", "device", "precision", "threads")  # runs of earlier versions have not all of them
 _METRICS = ("mre", "mse", "loss", "floor", "ratio", "excess")
 
 
@@ -224,11 +227,19 @@ def _check_record(record: Any, kinds: Mapping[str, Any]) -> None:
     if not isinstance(record, dict):
         raise ValueError("it is no JSON object")
     for name, kind in kinds.items():
+        if name not in record and name not in _LATER:
+            raise ValueError(f"it has no {name}")
         if not isinstance(record.get(name), kind) or isinstance(record.get(name), bool):
             raise ValueError(f"{name} is {record.get(name)!r}")
     for name in _METRICS if record["test"] is not None else ():
         if not isinstance(record["test"].get(name), (*_NUMBER, type(None))):
             raise ValueError(f"{name} of its test is {record['test'].get(name)!r}")
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 def _is_rest(path: Path) -> bool:

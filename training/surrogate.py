@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fem_frames.arrays import FrameArrays
 from fem_frames.bounds import ErrorBound, certify, error_bound
+from fem_frames.files import is_there
 from fem_frames.formulations import ErrorNorm, Formulation, make_formulation
 from fem_frames.frame import DTYPES, Frame, check_device, check_dtype, make_synthesis
 from fem_frames.mesh import Floats
@@ -242,6 +243,7 @@ class Surrogate:
     def load(cls, folder: str | Path, problem: Problem | None = None, device: torch.device | str = "cpu") -> Surrogate:
         """Reads what `save` wrote; `problem` is needed for losses and bounds if it was defined in Python."""
         folder = Path(folder)
+        is_there(folder)
         if not (folder / NET).is_file():
             if (folder / "failure.json").exists():
                 raise ValueError(
@@ -249,14 +251,18 @@ class Surrogate:
                 )
             if (folder / "configuration.toml").exists():
                 end = either(f"fem-frames train --out {folder} --resume", f"train(None, {str(folder)!r}, resume=True)")
-                raise ValueError(f"{folder} holds no surrogate yet: `{end}` ends the run")
+                more = either("--problem", "problem=…")
+                raise ValueError(
+                    f"{folder} holds no surrogate yet: `{end}` ends the run, with {more} for a problem of your own"
+                )
             make = either(f"fem-frames train --out {folder} …", f"train(configuration, {str(folder)!r})")
             raise ValueError(f"{folder} holds no surrogate; `{make}` makes one")
+        device = check_device(device)
         content = load_tensors(folder / NET, KIND, VERSION)
         arrays = FrameArrays.load(folder / FRAME)
         try:
             description = NetDescription.from_record(content["net"], content["weights"], arrays)
-            net = description.build(arrays, check_device(device))
+            net = description.build(arrays, device)
             net.load_state_dict(content["weights"])
             _check_saved(content)
         except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:

@@ -29,7 +29,7 @@ from training import assembly, runs
 from training.checkpoints import Checkpoints, check_content
 from training.configuration import Configuration, Resolved
 from training.devices import full_products
-from training.distributed import World
+from training.distributed import ProcessLostError, World
 from training.log import Display, RunLog, display
 from training.metrics import Metrics, evaluate
 from training.objective import Objective
@@ -58,6 +58,10 @@ def train(
     configuration may be None. Under torchrun all processes call this alike.
     """
     folder = Path(out)
+    if resume and force:
+        raise ValueError("resume=True goes on with a run, force=True replaces it: give one of them")
+    if problem is not None and not isinstance(problem, Problem):
+        raise ValueError(f"problem is a {type(problem).__name__}; a Problem is expected, as make_problem gives it")
     if resume:
         saved = runs.saved_configuration(folder)
         complete = runs.read_record(folder / runs.RESULT)
@@ -84,7 +88,8 @@ def train(
     held = runs.open_run(folder, resolved, resume, force) if world.leads else None
     try:
         try:
-            training = Training(resolved, folder, device, world, problem, quiet or not world.leads)
+            with StopSignals(_end_set_up):  # SIGTERM too: what was made is removed
+                training = Training(resolved, folder, device, world, problem, quiet or not world.leads)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"interrupted before the first step; {folder} is as it was before") from None
         if held is not None:
@@ -95,6 +100,10 @@ def train(
         if held is not None:
             held.close()
         world.leave()
+
+
+def _end_set_up() -> None:
+    raise KeyboardInterrupt
 
 
 class Training:
@@ -128,10 +137,6 @@ class Training:
         self.weights = (MasterWeights if c.mixed else Weights)(self.net)
         self.objective = Objective(self.net, self.loss, self.weights, world, c.micro_batch)
         self.stepper = make_stepper(c.optimizer, self.weights, c.dtype_settings, c.rate)
-        self.test: ReferenceSolutions | None = None
-        if world.leads and c.test_samples:
-            y = problem.parameters.sample(c.test_samples, c.test_seed)
-            self.test = assembly.solved(folder / runs.TEST, y, "test set", self.surrogate.formulation, self._say)
         self.step, self.seconds, self.skipped = 0, 0.0, 0
         self.best = float("inf")
         self.metrics: Metrics | None = None
@@ -140,6 +145,10 @@ class Training:
         self._stopping = False
         self._fingerprint = fingerprint(self.surrogate.formulation)
         self._load_checkpoint()
+        self.test: ReferenceSolutions | None = None
+        if world.leads and c.test_samples:
+            y = problem.parameters.sample(c.test_samples, c.test_seed)
+            self.test = assembly.solved(folder / runs.TEST, y, "test set", self.surrogate.formulation, self._say)
 
     # ---- the loop
 
@@ -179,20 +188,29 @@ class Training:
                         self._save_checkpoint(improved)
                 if self._stopping:
                     self._save_checkpoint(False)
-                    goes_on = either(
-                        f"fem-frames train --out {self.folder} --resume",
-                        f"train(None, {str(self.folder)!r}, resume=True)",
-                    )
-                    raise KeyboardInterrupt(f"interrupted after step {self.step} of {total}; {goes_on} goes on")
+                    raise KeyboardInterrupt(f"interrupted after step {self.step} of {total}; {self._how_to_go_on()}")
                 if self.metrics is None:
                     self._evaluate(None)
                 return self._finish(log)
             except TrainingError as error:
                 self._record_failure(str(error), log)
                 raise
+            except ProcessLostError as error:
+                # It came with the sum of gradients: first-order steps have not begun then, line searches have.
+                if c.optimizer not in LINE_SEARCH:
+                    self._save_checkpoint(False)
+                saved = self.checkpoints.steps()
+                kept = f"saved up to step {saved[-1]}; {self._how_to_go_on()}" if saved else "nothing was saved yet"
+                raise ProcessLostError(f"{error}; {kept}") from error
             finally:
                 if log is not None:
                     log.close()
+
+    def _how_to_go_on(self) -> str:
+        out, name = str(self.folder), self.configuration.problem
+        own = (f" --problem {name}", ", problem=…") if is_file(name) else ("", "")
+        command, python = f"fem-frames train --out {out} --resume{own[0]}", f"train(None, {out!r}, resume=True{own[1]})"
+        return f"{either(command, python)} goes on"
 
     def _set_rate(self) -> float:
         c = self.configuration
@@ -334,7 +352,7 @@ class Training:
         if not np.allclose(content["fingerprint"], self._fingerprint, rtol=1e-8, atol=0):
             raise ValueError(
                 f"the problem {self.surrogate.problem.name} is not the one that {self.folder} was trained for, its "
-                "coefficient or source is another; if it was made in Python, give it again: train(…, problem=…)"
+                f"coefficient, source or parameters are others; give that one: {either('--problem', 'problem=…')}"
             )
         try:
             self.net.load_state_dict(content["net"])

@@ -35,8 +35,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # who read the output has enough of it
         _discard(sys.stdout)
         sys.exit(1)
+    except OSError as error:
+        if error.filename is None:
+            _fail(f"{type(error).__name__}: {error}", 1)
+        _fail(f"cannot use {error.filename}: {error.strerror}", 2)  # a name that is too long, a place without rights
     except Exception as error:
-        _fail(f"{type(error).__name__}: {' '.join(str(error).split())}", 1)
+        _fail(f"{type(error).__name__}: {error}", 1)
     return 0
 
 
@@ -95,6 +99,7 @@ def _discard(stream: TextIO) -> None:
 
 
 def _fail(message: str, code: int) -> NoReturn:
+    message = " ".join(message.split())
     mpi: Any = sys.modules.get("mpi4py.MPI")
     parallel = mpi is not None and mpi.COMM_WORLD.size > 1
     alike = parallel and _all_failed(mpi.COMM_WORLD)

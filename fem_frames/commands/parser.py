@@ -36,7 +36,7 @@ class _Parser(argparse.ArgumentParser):
     """One line for what is wrong instead of the whole usage."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; {self.prog} --help says more\n")
+        self.exit(2, f"{self.prog}: {' '.join(message.split())}; {self.prog} --help says more\n")
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """As argparse does, but without dropping errors: help that cannot be written is no success."""

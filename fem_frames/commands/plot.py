@@ -31,7 +31,7 @@ def run(parsed: argparse.Namespace) -> None:
     from fem_frames.solution_plots import RunCurve, SolutionPanel, plot_runs
     from training.log import LOG, read_log
 
-    names = [folder.resolve().name for folder in parsed.runs]
+    names = [folder.absolute().name for folder in parsed.runs]
     labels = {f: name if names.count(name) == 1 else str(f) for f, name in zip(parsed.runs, names, strict=True)}
     curves, panels = [], []
     for folder in parsed.runs:

@@ -105,7 +105,8 @@ def _collect(parsed: argparse.Namespace) -> dict[str, Any]:
 def _write_comparison(parsed: argparse.Namespace, record: dict[str, Any], out: Path) -> None:
     from training.experiments.comparison import PICTURE, write_comparison
 
-    _copy(parsed.experiment.with_name(PICTURE), out / PICTURE)
+    if not parsed.no_figures:
+        _copy(parsed.experiment.with_name(PICTURE), out / PICTURE)
     write_comparison(record, out)
     show({"out": str(out), "problems": [found["problem"] for found in record["problems"]]}, parsed.json)
 

@@ -213,6 +213,8 @@ def options_of(settings: Iterable[str]) -> dict[str, Any]:
             options[name] = json.loads(text)
         except ValueError:
             options[name] = text
+        except RecursionError:
+            raise ValueError(f"--set {name}=…: the value is nested too deeply") from None
     return options
 
 

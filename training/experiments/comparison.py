@@ -24,14 +24,19 @@ def is_comparison(record: Mapping[str, Any]) -> bool:
 
 def write_comparison(record: Mapping[str, Any], folder: Path) -> None:
     with written_whole(folder / PAGE) as file:
-        file.write(("\n".join(_page(record, folder)) + "\n").encode())
+        file.write(comparison_text(record, (folder / PICTURE).exists()).encode())
+
+
+def comparison_text(record: Mapping[str, Any], drawn: bool = False) -> str:
+    """The page as Markdown, with the picture if it is drawn."""
+    return "\n".join(_page(record, drawn)) + "\n"
 
 
 def _time(seconds: float) -> str:
     return f"{1e3 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.1f} s" if seconds < 60 else duration(seconds)
 
 
-def _page(record: Mapping[str, Any], folder: Path) -> Iterator[str]:
+def _page(record: Mapping[str, Any], drawn: bool) -> Iterator[str]:
     yield "# What a numerical analyst would do instead"
     yield ""
     yield f"Written by `fem-frames report comparison.json`, which `{COMMAND}` made."
@@ -62,7 +67,7 @@ def _page(record: Mapping[str, Any], folder: Path) -> Iterator[str]:
         for line in found["verdicts"]:
             yield ""
             yield line
-    if (folder / PICTURE).exists():
+    if drawn:
         yield ""
         yield f"![Error against the number of modes and against the time of 1000 queries]({PICTURE})"
     for versions in {str(p["versions"]): p["versions"] for p in record["problems"]}.values():

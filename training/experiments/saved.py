@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fem_frames.files import check_file, one_line
-from training.experiments.comparison import is_comparison
+from training.experiments.comparison import comparison_text, is_comparison
 from training.experiments.protocol import PRESETS
 from training.experiments.report import page_text, protocol_lines
 
@@ -22,11 +22,13 @@ def read_report(path: Path) -> dict[str, Any]:
         report = json.loads(check_file(path).read_text(), parse_constant=_refuse)
         if not isinstance(report, dict):
             raise ValueError("it is no JSON object")
-        if not is_comparison(report):
+        if is_comparison(report):
+            comparison_text(report)
+        else:
             _check_whole(report)
     except KeyError as error:
         raise ValueError(f"{path} cannot be read as a report: it has no {error.args[0]!r}") from error
-    except (OSError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+    except Exception as error:  # whatever numbers and texts in wrong places lead to
         raise ValueError(f"{path} cannot be read as a report: {one_line(error)}") from error
     return report
 
@@ -44,8 +46,8 @@ def _check_whole(report: Mapping[str, Any]) -> None:
     if not {table["name"] for table in report["tables"]} <= known:  # they are names of figures too
         raise ValueError("its tables are none that this fem-frames knows")
     for row in (row for table in report["tables"] for row in table["rows"]):
-        for key in SETTINGS:
-            row[key]
+        if not all(isinstance(row[key], int | str) for key in SETTINGS) or not row["labels"]:
+            raise ValueError(f"the settings or labels of {row['cell']} are none")
         if any(len([float(number) for number in point]) != 3 for point in report["curves"][row["cell"]]):
             raise ValueError(f"the curve of {row['cell']} has no triples of step, seconds and loss")
 
