@@ -154,6 +154,8 @@ def lock(path: str | Path, patience: float = 60.0) -> IO[bytes]:
     Makes its folder if need be. Waits while another process holds it, at most `patience` seconds; then a ValueError.
     """
     path = Path(path)
+    if is_there(path) and not path.is_file():  # opening a pipe would wait for who reads from it
+        raise ValueError(f"{path} is no ordinary file: remove it")
     until, told = time.monotonic() + patience, False
     while True:
         try:

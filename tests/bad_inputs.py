@@ -211,7 +211,7 @@ CASES = [
     (["train", "--out", "listed", "--resume"], "result.json is damaged or cannot be read .it is no JSON object"),
     (["train", "--out", "strange", "--resume"], "strange names the problem .*three.py, and files do not choose code"),
     (["train", "--out", "late", "--resume", "--quiet"], "step 1000000000000, but the run has 2"),
-    (["train", "--out", "stepless", "--resume", "--quiet"], "is of step two, unlike its name"),
+    (["train", "--out", "stepless", "--resume", "--quiet"], "is of step 'two', unlike its name"),
     (["train", "--out", "netless", "--resume", "--quiet"], "net of the checkpoint is a int"),
     (
         ["train", "--out", "foreign", "--resume", "--quiet"],

@@ -48,9 +48,9 @@ def load_tensors(path: str | Path, kind: str, version: int) -> dict[str, Any]:
         raise ValueError(f"{path} is no {kind}, or it is cut short or damaged: {why}") from error
     if not isinstance(content, dict) or content.get("format") != kind:
         raise ValueError(f"{path} is no {kind}")
-    if content.get("version") != version:
+    if type(content.get("version")) is not int or content["version"] != version:
         raise ValueError(
-            f"{path} has version {content.get('version')} of the format {kind}, this fem-frames reads {version}; "
+            f"{path} has version {content.get('version')!r:.40} of the format {kind}, this fem-frames reads {version}; "
             "use the release that wrote it"
         )
     return content
@@ -69,6 +69,13 @@ def link_whole(source: Path, target: Path) -> None:
     part.replace(target)
 
 
+def are_weights(value: Any) -> bool:
+    """Whether it is an ordinary tensor of finite numbers."""
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided or not value.is_floating_point():
+        return False
+    return bool(torch.isfinite(value).all())
+
+
 def check_content(content: Mapping[str, Any], last_step: int) -> None:
     """A ValueError unless it is the content of a checkpoint of a run of `last_step` steps."""
     for name, kind in CONTENT.items():
@@ -80,8 +87,8 @@ def check_content(content: Mapping[str, Any], last_step: int) -> None:
         raise ValueError(f"the checkpoint is of step {content['step']}, but the run has {last_step}")
     if not all(isinstance(value, float) for value in content["fingerprint"]):
         raise ValueError("the fingerprint of the checkpoint has no numbers")
-    if not all(isinstance(value, torch.Tensor) and torch.isfinite(value).all() for value in content["net"].values()):
-        raise ValueError("weights of the checkpoint are not finite")
+    if not all(map(are_weights, content["net"].values())):
+        raise ValueError("weights of the checkpoint are no finite numbers")
     try:
         json.dumps(content["configuration"])
     except (TypeError, ValueError) as error:
@@ -127,8 +134,8 @@ class Checkpoints:
         for step in reversed(self.steps()):
             try:
                 content = load_tensors(self.path(step), KIND, VERSION)
-                if content.get("step") != step:
-                    raise ValueError(f"{self.path(step)} is of step {content.get('step')}, unlike its name")
+                if type(content.get("step")) is not int or content["step"] != step:
+                    raise ValueError(f"{self.path(step)} is of step {content.get('step')!r:.40}, unlike its name")
                 fits(content)
             except ValueError as error:
                 refused.append(str(error))

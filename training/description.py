@@ -14,6 +14,7 @@ from fem_frames.arrays import FrameArrays
 from fem_frames.frame import DTYPES
 from fem_frames.problem import Problem, Uniform
 from nets import NETS, CoefficientNet, SeparateFrameNets, make_net
+from training.checkpoints import are_weights
 from training.losses import LOSSES
 from training.representation import first_level, level_sizes, prolongations
 
@@ -55,7 +56,7 @@ class NetDescription:
                 raise ValueError(f"{name} is {given.get(name)!r}")
         if given["name"] not in NETS or given["precision"] not in DTYPES:
             raise ValueError(f"there is no net {given['name']!r} in {given['precision']!r}")
-        if not all(isinstance(value, Tensor) and torch.isfinite(value).all() for value in weights.values()):
+        if not all(map(are_weights, weights.values())):
             raise ValueError("its weights are no finite numbers")
         description, found = cls(**given), sum(value.numel() for value in weights.values())
         if description.count(arrays) != found:

@@ -114,7 +114,7 @@ class LBFGS(torch.optim.Optimizer):
         (vector,) = self.param_groups[0]["params"]
         for own in state_dict["state"].values():
             state = self.state[vector]
-            state |= {name: int(own[name]) for name in ("func_evals", "n_iter")}
+            state |= {name: int(own.get(name, 0)) for name in ("func_evals", "n_iter")}
             if own.get("d") is None:
                 continue
             state |= {name: own[name].detach().to(vector, copy=True) for name in ("d", "prev_flat_grad")}

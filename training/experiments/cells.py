@@ -79,7 +79,7 @@ class Cell:
 
     def busy(self) -> bool:
         """Whether a process is at work on it."""
-        if not (self.folder / runs.LOCK).exists():
+        if not (self.folder / runs.LOCK).is_file():
             return False
         try:
             lock(self.folder / runs.LOCK, patience=-1.0).close()
