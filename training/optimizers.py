@@ -151,11 +151,13 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> N
     for name in {"fused", "foreach"} & set(own):  # how, not what: it depends on the device, which may be another
         group[name] = own[name]
     for name, value in own.items():
-        found = group.get(name, value)
+        found = group.setdefault(name, value)
         if isinstance(found, Tensor) or found != value:
             raise ValueError(f"{name} of the optimizer is {group[name]!r} instead of {value!r}")
     (vector,) = group["params"]
     state = optimizer.state.get(vector, {})
+    if not isinstance(state, dict):
+        raise ValueError("the state of the optimizer is none")
     for name in _STATES.get(type(optimizer), ()) if state else ():
         if getattr(state.get(name), "shape", None) != vector.shape:
             raise ValueError(f"{name} of the optimizer does not fit {len(vector)} parameters")

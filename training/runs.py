@@ -231,6 +231,8 @@ def _check_record(record: Any, kinds: Mapping[str, Any]) -> None:
             raise ValueError(f"it has no {name}")
         if not isinstance(record.get(name), kind) or isinstance(record.get(name), bool):
             raise ValueError(f"{name} is {record.get(name)!r}")
+    if record["test"] is not None and not {"mre", "loss", "floor"} <= set(record["test"]):
+        raise ValueError("its test lacks mre, loss or floor")
     for name in _METRICS if record["test"] is not None else ():
         if not isinstance(record["test"].get(name), (*_NUMBER, type(None))):
             raise ValueError(f"{name} of its test is {record['test'].get(name)!r}")
