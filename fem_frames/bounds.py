@@ -13,7 +13,7 @@ means f̄ of f over the cells, C from Friedrichs' inequality ‖e‖ ≤ C ‖�
 
 All of them hold as far as the quadrature of the problem sees a_y and f_y, minima of a_y included, and for boundary data
 that the mesh has: Dirichlet values interpolated in P1, for (LS) Neumann data by their means over facets. They are
-evaluated in the precision of the formulation.
+evaluated in float64 whatever the precision of the formulation, and rounded up to it.
 
 B samples, K finest cells, d dimension.
 """
@@ -34,6 +34,7 @@ from fem_frames.friedrichs import friedrichs_constant
 from fem_frames.operators import cells_last, dot
 
 _LOWER_FRAME_BOUNDS: WeakKeyDictionary[FrameArrays, float] = WeakKeyDictionary()
+_EXACT: WeakKeyDictionary[Formulation, Formulation] = WeakKeyDictionary()
 _TOLERANCE = 1e-3
 
 
@@ -57,18 +58,22 @@ def error_bound(formulation: Formulation, w: Tensor, y: Tensor, norm: str | None
     (E): norm="energy", against the discrete solution. (LS): norm="functional", the default, or "energy", both against
     the exact solution. `formulation.norms` lists them, `certify` gives the bound together with its norm.
     """
-    return _bound(formulation, w, y, formulation.error_norm(norm))
+    chosen = formulation.error_norm(norm)
+    exact, w64, y64 = _in_float64(formulation, w, y)
+    return _rounded_up(_bound(exact, w64, y64, chosen), formulation)
 
 
 def certify(formulation: Formulation, w: Tensor, y: Tensor, norm: str | None = None) -> ErrorBound:
     """The bounds of `error_bound`, relative ones too, and the norm that they are in."""
     chosen = formulation.error_norm(norm)
-    value = _bound(formulation, w, y, chosen)
+    exact, w64, y64 = _in_float64(formulation, w, y)
+    value = _bound(exact, w64, y64, chosen)
     if chosen.name == "functional":
-        size = source_norm(formulation, y)
+        size = source_norm(exact, y64)
     else:
-        size = _energy_norm(formulation, formulation.states(w), y) - value
-    return ErrorBound(value, torch.where(size > 0, value / size, torch.inf), chosen)
+        size = _energy_norm(exact, exact.states(w64), y64) - value
+    relative = torch.where(size > 0, value / size, torch.inf)
+    return ErrorBound(_rounded_up(value, formulation), _rounded_up(relative, formulation), chosen)
 
 
 def norm_of(formulation: Formulation, w: Tensor, y: Tensor, norm: str | None = None) -> Tensor:
@@ -81,6 +86,25 @@ def norm_of(formulation: Formulation, w: Tensor, y: Tensor, norm: str | None = N
 def source_norm(formulation: Any, y: Tensor) -> Tensor:
     """(B or 1,) ‖f_y‖, for (LS) the norm of the exact solution: there a^{-1} σ = ∇u, and div σ = -f."""
     return (formulation.scaled_source(y).square().sum(0) + formulation.oscillation(y)).sqrt()
+
+
+def _in_float64(formulation: Formulation, w: Tensor, y: Tensor) -> tuple[Formulation, Tensor, Tensor]:
+    """The formulation in float64, made once, and w and y as they are in that precision."""
+    if formulation.frame.dtype == torch.float64:
+        return formulation, w, y
+    formulation.check_coefficients(w, y)
+    if formulation not in _EXACT:
+        place = "cpu" if formulation.frame.device.type == "mps" else None  # which has no float64
+        _EXACT[formulation] = formulation.to(torch.float64, place)
+    exact = _EXACT[formulation]
+    return exact, w.to(exact.frame.device, torch.float64), y.to(exact.frame.device, torch.float64)
+
+
+def _rounded_up(values: Tensor, formulation: Formulation) -> Tensor:
+    """In the wide precision of the formulation, not below the values."""
+    if values.dtype == formulation.wide:
+        return values
+    return (values * (1 + 2 * torch.finfo(formulation.wide).eps)).to(formulation.frame.device, formulation.wide)
 
 
 def _bound(formulation: Formulation, w: Tensor, y: Tensor, norm: ErrorNorm) -> Tensor:

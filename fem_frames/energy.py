@@ -75,13 +75,13 @@ class Energy(Formulation):
         return value.expand(self.check_parameters(y).shape[0])
 
     def loss(self, w: Tensor, y: Tensor) -> Tensor:
-        self._check_coefficients(w, y)
+        self.check_coefficients(w, y)
         states = self.states(w)
         energy = 0.5 * dot(self.C(y)(states), states) - dot(self.frame_functional(y), w)
         return energy - self.lift_functional(y)
 
     def loss_and_residual(self, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        self._check_coefficients(w, y)
+        self.check_coefficients(w, y)
         states, load = self.states(w), self.frame_functional(y)
         product = self.C(y)(states)
         energy = 0.5 * dot(product, states) - dot(load, w) - self.lift_functional(y)

@@ -316,7 +316,7 @@ class Formulation(ABC):
         """The formulation on the same frame in another precision or on another device."""
         return type(self)(self.frame.to(dtype, device), self.problem)
 
-    def _check_coefficients(self, w: Tensor, y: Tensor) -> None:
+    def check_coefficients(self, w: Tensor, y: Tensor) -> None:
         self.check_parameters(y)
         self.frame.D.check(w, self.frame.frame_size)
         rows, samples = (w.shape[0] if w.ndim == 2 else 1), (y.shape[0] if y.ndim == 2 else 1)

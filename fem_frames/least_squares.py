@@ -197,17 +197,17 @@ class LeastSquares(Formulation):
         return R.cells(cells_last(states, 2 * R.dimension + 1), self.scaled_source(y)[:, None])
 
     def loss(self, w: Tensor, y: Tensor) -> Tensor:
-        self._check_coefficients(w, y)
+        self.check_coefficients(w, y)
         return self.residuals(self.R(y), self.states(w), y).square().sum((0, 1)) + self.oscillation(y)
 
     def flux_gaps(self, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """(K, B) ‖a_y^{-1/2} σ - a_y^{1/2} ∇u‖ on each cell, and (B,) ‖div σ + f̄‖, f̄ the means of f_y over cells."""
-        self._check_coefficients(w, y)
+        self.check_coefficients(w, y)
         r = self.residuals(self.weighted_R(y), self.states(w), y)
         return r[:, 1:].square().sum(1).sqrt(), r[:, 0].square().sum(0).sqrt()
 
     def loss_and_residual(self, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        self._check_coefficients(w, y)
+        self.check_coefficients(w, y)
         R, source = self.R(y), self.scaled_source(y)[:, None]
         loss, back = R.squares(cells_last(self.states(w), 2 * R.dimension + 1), source)
         residual = self.frame.D.T(flat_first(back.to(self.frame.dtype), w))

@@ -165,7 +165,7 @@ def make_runs(made):
     (stranger / "configuration.toml").write_text(settings)
     late = copy("late", "result.json", "surrogate.pt")
     (late / "checkpoints").mkdir()
-    one = torch.ones(1)
+    short = dict(step=torch.tensor(1.0), exp_avg=torch.ones(1), exp_avg_sq=torch.ones(1))
     newest = torch.load(made / "run/checkpoints/step-000000002.pt", weights_only=True)
     torch.save({**newest, "step": 10**12}, late / "checkpoints" / f"step-{10**12}.pt")
     for name, change in {
@@ -173,7 +173,7 @@ def make_runs(made):
         "netless": {"net": 3},
         "foreign": {"net": {"a": torch.zeros(2)}},
         "fingers": {"fingerprint": ["x"]},
-        "optimizer": {"optimizer": {**newest["optimizer"], "state": {0: dict(step=one, exp_avg=one, exp_avg_sq=one)}}},
+        "optimizer": {"optimizer": {**newest["optimizer"], "state": {0: short}}},
         "groups": {"optimizer": {"state": {}, "param_groups": [{"params": [0], "betas": "x", "lr": 1.0}]}},
     }.items():
         made_here = copy(name, "result.json", "surrogate.pt")

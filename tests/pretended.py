@@ -99,12 +99,16 @@ def _count(name, here, elsewhere, result_here, args):
     events["waits"] += bool(to_cpu or (here and (name in READING or masked)))
 
 
-def register():
-    """Makes torch know the device, once per process; skips the test where torch has no devices written in Python."""
-    if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
+# As soon as tests are collected: the first backward pass of a process counts its devices, once for all.
+KNOWN = hasattr(backend_registration, "_setup_privateuseone_for_python_backend")
+if KNOWN and torch._C._get_privateuse1_backend_name() != DEVICE:
+    backend_registration._setup_privateuseone_for_python_backend(DEVICE)
+
+
+def require():
+    """Skips the test where torch has no devices written in Python."""
+    if not KNOWN:
         pytest.skip("this torch has no devices written in Python")
-    if torch._C._get_privateuse1_backend_name() != DEVICE:
-        backend_registration._setup_privateuseone_for_python_backend(DEVICE)
 
 
 @contextlib.contextmanager

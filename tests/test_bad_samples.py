@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from pretended import DEVICE, counted, on, register
+from pretended import DEVICE, counted, on, require
 
 from fem_frames import Grid, Pointwise, Problem, Uniform, make_problem
 from training import Configuration, TrainingError, train
@@ -119,7 +119,7 @@ def test_where_all_samples_are_right_the_rate_is_blamed(tmp_path):
 
 
 def test_the_test_of_the_coefficient_costs_no_wait():
-    register()
+    require()
     from fem_frames import Frame, MeshHierarchy, export_frame, make_formulation
     from fem_frames.operators import unchecked
 

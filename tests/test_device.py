@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from frames import case, samples
-from pretended import DEVICE, Pretended, counted, on, register
+from pretended import DEVICE, Pretended, counted, on, require
 
 from fem_frames import Frame, make_formulation, solve
 from fem_frames.commands import main
@@ -45,7 +45,7 @@ KINDS = ["interval", "interval, LS", "interval, mixed", "square, LS", "square, l
 
 @pytest.fixture(scope="module", autouse=True)
 def device():
-    register()
+    require()
 
 
 def rounding(name):

@@ -132,10 +132,15 @@ def make_stepper(name: str, weights: Weights, precision: Precision, rate: float)
     raise ValueError(f"optimizer is {name!r}; choose from {', '.join(RATES)}")
 
 
-_STATES: dict[type, tuple[str, ...]] = {
-    torch.optim.Adam: ("exp_avg", "exp_avg_sq"),
-    SOAP: ("moment", "square"),
-}
+def _state_shapes(optimizer: torch.optim.Optimizer, vector: Tensor) -> dict[str, torch.Size]:
+    """Of what an optimizer keeps, as far as it is tensors; L-BFGS looks at its own."""
+    whole = vector.shape
+    if isinstance(optimizer, torch.optim.Adam):
+        return {"step": torch.Size(), "exp_avg": whole, "exp_avg_sq": whole}
+    if isinstance(optimizer, SOAP):
+        small = torch.Size([optimizer.small_size])
+        return {"moment": whole, "square": whole, "statistics": small, "bases": small}
+    return {}
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
@@ -158,8 +163,8 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> N
     state = optimizer.state.get(vector, {})
     if not isinstance(state, dict):
         raise ValueError("the state of the optimizer is none")
-    for name in _STATES.get(type(optimizer), ()) if state else ():
-        if getattr(state.get(name), "shape", None) != vector.shape:
+    for name, shape in _state_shapes(optimizer, vector).items() if state else ():
+        if getattr(state.get(name), "shape", None) != shape:
             raise ValueError(f"{name} of the optimizer does not fit {len(vector)} parameters")
 
 

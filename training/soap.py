@@ -59,6 +59,11 @@ class SOAP(torch.optim.Optimizer):
         self._sizes = [stack.count * stack.side**2 for stack in self._stacks]
         self._orthonormal = BASES.get(vector.device.type, cholesky_basis)
 
+    @property
+    def small_size(self) -> int:
+        """Number of entries of all statistics, and of all bases."""
+        return sum(self._sizes)
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         assert closure is None
@@ -68,7 +73,7 @@ class SOAP(torch.optim.Optimizer):
         gradient = vector.grad.index_select(0, self._order)
         first, second = group["betas"]
         if not state:
-            small = vector.new_zeros(sum(self._sizes))
+            small = vector.new_zeros(self.small_size)
             state |= {"step": 0, "moment": torch.zeros_like(gradient), "square": torch.zeros_like(gradient)}
             state |= {"statistics": small, "bases": small.clone()}
             self._observe(state, gradient, second)
