@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -79,8 +80,10 @@ def test_when_one_process_dies_the_job_ends(tmp_path, frame_file):
     children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(job.pid)], capture_output=True, text=True, check=True)
     workers = [int(pid) for pid in children.stdout.split()]
     os.kill(workers[-1], signal.SIGKILL)
-    job.communicate(timeout=120)
+    told = job.communicate(timeout=120)[1]
     assert job.returncode != 0
+    (line,) = fem_frames_lines(told)
+    assert re.search(r"rank \d: .*another process of the run has ended; saved up to step \d+; .*--resume goes on", line)
     time.sleep(0.2)
     assert not any(os.path.exists(f"/proc/{pid}/exe") for pid in workers)
     assert Checkpoints(out / "checkpoints").steps()
@@ -112,6 +115,8 @@ def test_the_first_process_that_fails_says_its_line_with_its_number(tmp_path, wh
     assert line.startswith("fem-frames: rank 1: ")
     assert "mine.py, line" in line
     assert "OSError: the disk of this process is gone" in line
+    if when == "at once":
+        assert not (tmp_path / "run").exists(), "what was not set up leaves nothing behind"
 
 
 def test_processes_that_lose_their_launcher_save_and_end(tmp_path, frame_file):
