@@ -25,6 +25,7 @@ from fem_frames import (
     frame_bounds,
     make_formulation,
     make_problem,
+    namespace,
     solve,
     solve_reference,
 )
@@ -229,7 +230,7 @@ def test_what_a_source_does_inside_cells_is_bounded_too():
         Grid((1,)),
         Pointwise(lambda x, y: 1 + 0 * x[..., 0] * y[..., 0]),
         Uniform((0.0,), (1.0,)),
-        source=lambda x, y: torch.sin(2 * np.pi * waves * torch.as_tensor(x)[..., 0]) + 0 * torch.as_tensor(y)[..., 0],
+        source=lambda x, y: namespace(y).sin(2 * np.pi * waves * x[..., 0]) + 0 * y[..., 0],
         quadrature_degree=20,
     )
     made = formulation_on(problem, 3, "least-squares")
