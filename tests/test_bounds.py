@@ -305,3 +305,19 @@ def test_bounds_keep_nothing_alive(name):
     del made, arrays
     gc.collect()
     assert [ref() for ref in alive] == [None, None]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize(("kind", "norm"), [("interval", None), ("interval, LS", None), ("interval, LS", "energy")])
+def test_bounds_are_those_of_float64_rounded_up(kind, norm, dtype):
+    """Evaluated in half precision they would be up to a percent too small."""
+    problem, arrays = case(kind)
+    low = make_formulation(Frame.from_arrays(arrays, dtype), problem)
+    exact = make_formulation(Frame.from_arrays(arrays, "float64"), problem)
+    y = samples(problem, 4, low.frame.dtype)
+    w = solve(low, y, 1e-2).w.to(low.frame.dtype)
+    truth = error_bound(exact, w.double(), y.double(), norm)
+    for found in (error_bound(low, w, y, norm), certify(low, w, y, norm).value):
+        assert found.dtype == low.wide
+        assert (found.double() >= truth).all()
+        torch.testing.assert_close(found.double(), truth, rtol=1e-6, atol=0)
