@@ -10,6 +10,7 @@ import io
 import json
 import math
 import os
+import stat
 import sys
 import tempfile
 import time
@@ -284,9 +285,13 @@ def refuse_links(folder: str | Path, *, deep: bool = True) -> None:
     for where, folders, files in os.walk(folder):
         for name in (*folders, *files):
             path = Path(where, name)
-            if path.is_symlink():
+            try:
+                mode = path.lstat().st_mode
+            except FileNotFoundError:  # removed this very moment, by a run that is at work
+                continue
+            if stat.S_ISLNK(mode):
                 raise ValueError(f"{path} is a symbolic link, which could lead anywhere: put the file in its place")
-            if not path.is_file() and not path.is_dir():
+            if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
                 raise ValueError(f"{path} is a pipe or a device, no ordinary file: remove it")
         if not deep:
             return

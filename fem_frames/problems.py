@@ -214,7 +214,7 @@ def _check_options(name: str, make: Callable[..., Problem], options: dict[str, A
             if type(default) is kind:
                 fits = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
                 if not fits or not np.isfinite(value):
-                    raise ValueError(f"option {key} of {name} is {value!r}; a {word} is expected")
+                    raise ValueError(f"option {key} of {name} is {value!r:.60}; a {word} is expected")
 
 
 def _load(path: Path, attribute: str) -> Any:
