@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fem_frames.commands.shared import declare, declare_cells, progress_bar, show
-from fem_frames.files import check_writable, refuse_links, written_whole
+from fem_frames.files import check_writable, is_there, refuse_links, written_whole
 
 INITIALISATION = "initialisation.png"
 
@@ -46,7 +46,7 @@ def run(parsed: argparse.Namespace) -> None:
     from training.experiments.report import PAGE, REPORT, write_report
     from training.experiments.saved import read_report
 
-    from_runs = not parsed.experiment.is_file()
+    from_runs = not (is_there(parsed.experiment) and parsed.experiment.is_file())
     if from_runs and not parsed.experiment.is_dir():
         raise ValueError(f"there is no folder {parsed.experiment}: give the one that was --out of `fem-frames tables`")
     if parsed.fresh_seed is not None and (parsed.fresh_seed < 0 or not from_runs):
