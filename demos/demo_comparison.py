@@ -21,12 +21,13 @@ import torch
 from fem_frames import Frame, FrameArrays, make_formulation, make_problem
 from fem_frames.commands.info import collect
 from fem_frames.files import written_whole
-from fem_frames.problems import recorded_problem
-from fem_frames.solution_plots import COLORS, save
-from fem_frames.studies import kept_frame
+from fem_frames.problem.loading import recorded_problem
+from fem_frames.studies.levels import kept_frame
+from fem_frames.studies.solution_plots import COLORS, save
 from training.losses import free_values
 from training.metrics import evaluate, query_seconds, reference_solutions
-from training.reduction import (
+from training.net_outputs import frame_coefficients
+from training.rivals.reduced_bases import (
     MethodAnswers,
     PodSpace,
     Snapshots,
@@ -35,8 +36,7 @@ from training.reduction import (
     gradient_errors,
     reduced_basis,
 )
-from training.regression import PodNet, PolynomialChaos, affordable_degree
-from training.representation import frame_coefficients
+from training.rivals.regression import PodNet, PolynomialChaos, affordable_degree
 from training.surrogate import Surrogate
 
 CASES = {"quarters": ("least-squares", 10), "inclusion": ("energy", 6)}  # formulation, levels

@@ -15,7 +15,10 @@ import numpy as np
 import torch
 
 from fem_frames import Frame, make_formulation, make_problem, solve
-from fem_frames.studies import condition_rows, efficiency_rows, iteration_rows, kept_frame, nominal_parameters
+from fem_frames.studies.conditioning import condition_rows
+from fem_frames.studies.efficiency import efficiency_rows
+from fem_frames.studies.iterations import iteration_rows
+from fem_frames.studies.levels import kept_frame, nominal_parameters
 
 parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
 parser.add_argument("--out", type=Path, default=Path("results"), help="folder for the picture; default: results")

@@ -24,8 +24,8 @@ from fem_frames import (
     make_formulation,
     make_problem,
 )
-from fem_frames.plots import pyplot
-from fem_frames.solution_plots import save
+from fem_frames.studies.plots import pyplot
+from fem_frames.studies.solution_plots import save
 
 parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
 parser.add_argument("--out", type=Path, default=Path("results"), help="folder for the picture; default: results")

@@ -26,7 +26,7 @@ from fem_frames import (
     make_problem,
     solve_reference,
 )
-from fem_frames.dolfinx_door import write_xdmf
+from fem_frames.fenicsx.door import write_xdmf
 
 parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
 parser.add_argument("--out", type=Path, default=Path("results"), help="folder for picture and XDMF; default: results")

@@ -23,11 +23,11 @@ from fem_frames import (
     make_problem,
     solve_reference,
 )
-from fem_frames.bounds import norm_of
-from fem_frames.plots import pyplot
-from fem_frames.solution_plots import save
-from fem_frames.solvers import solve
-from fem_frames.studies import embedded
+from fem_frames.solvers.bounds import norm_of
+from fem_frames.solvers.conjugate_gradients import solve
+from fem_frames.studies.levels import embedded
+from fem_frames.studies.plots import pyplot
+from fem_frames.studies.solution_plots import save
 from training import Configuration, Surrogate, train
 from training.metrics import evaluate
 

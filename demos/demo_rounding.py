@@ -12,8 +12,9 @@ import argparse
 from pathlib import Path
 
 from fem_frames import make_problem
-from fem_frames.plots import ROUTE_STYLES
-from fem_frames.studies import kept_frame, rounding_rows
+from fem_frames.studies.levels import kept_frame
+from fem_frames.studies.plots import ROUTE_STYLES
+from fem_frames.studies.rounding import rounding_rows
 
 parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
 parser.add_argument("--out", type=Path, default=Path("results"), help="folder for the picture; default: results")

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from fem_frames import Frame, MeshHierarchy, export_frame, make_formulation, make_problem
-from fem_frames.plots import pyplot
-from fem_frames.solution_plots import save
+from fem_frames.studies.plots import pyplot
+from fem_frames.studies.solution_plots import save
 from training import Configuration, train
 from training.recipes import best as best_recipe
 

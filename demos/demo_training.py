@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from fem_frames import solve
-from fem_frames.solution_plots import COLORS, save
+from fem_frames.studies.solution_plots import COLORS, save
 from training import Configuration, Surrogate, TrainingError, train
-from training.log import read_log
 from training.metrics import evaluate, reference_solutions
+from training.run.log import read_log
 
 parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
 parser.add_argument("--out", type=Path, default=Path("results"), help="folder for runs and picture; default: results")

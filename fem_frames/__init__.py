@@ -11,82 +11,77 @@ import importlib
 __version__ = "0.1.0"
 
 _HOMES = {
-    "FrameArrays": "arrays",
-    "ErrorBound": "bounds",
-    "certify": "bounds",
-    "error_bound": "bounds",
-    "Energy": "energy",
-    "export_frame": "export",
-    "ErrorNorm": "formulations",
-    "make_formulation": "formulations",
-    "Frame": "frame",
-    "friedrichs_constant": "friedrichs",
-    "MeshHierarchy": "hierarchy",
-    "LeastSquares": "least_squares",
-    "WeightedLeastSquares": "least_squares",
-    "Grid": "mesh",
-    "MeshArrays": "mesh",
-    "read_gmsh": "mesh",
-    "error_norms": "norms",
-    "flux_error_norms": "norms",
-    "Congruent": "operators",
-    "LinearOperator": "operators",
-    "Affine": "problem",
-    "ByRegion": "problem",
-    "ExpAffine": "problem",
-    "Gaussian": "problem",
-    "Pointwise": "problem",
-    "Problem": "problem",
-    "Uniform": "problem",
-    "namespace": "problem",
-    "PROBLEMS": "problems",
-    "make_problem": "problems",
-    "ReferenceSolutions": "solutions",
-    "ReferenceSolver": "reference",
-    "solve_reference": "reference",
-    "conjugate_gradients": "solvers",
-    "solve": "solvers",
-    "condition_numbers": "spectra",
-    "flux_bounds": "spectra",
-    "frame_bounds": "spectra",
-    "Sweep": "sweep",
-    "run_sweep": "sweep",
-    "flux_at_centres": "tables",
+    "FrameArrays": "frame.arrays",
+    "ErrorBound": "solvers.bounds",
+    "certify": "solvers.bounds",
+    "error_bound": "solvers.bounds",
+    "Energy": "formulations.energy",
+    "export_frame": "frame.export",
+    "ErrorNorm": "formulations.formulation",
+    "make_formulation": "formulations.formulation",
+    "Frame": "operators.frame",
+    "friedrichs_constant": "solvers.friedrichs",
+    "MeshHierarchy": "mesh.hierarchy",
+    "LeastSquares": "formulations.least_squares",
+    "WeightedLeastSquares": "formulations.least_squares",
+    "Grid": "mesh.coarse",
+    "MeshArrays": "mesh.coarse",
+    "read_gmsh": "mesh.gmsh",
+    "error_norms": "fenicsx.norms",
+    "flux_error_norms": "fenicsx.norms",
+    "Congruent": "operators.cells",
+    "LinearOperator": "operators.linear",
+    "Affine": "problem.coefficients",
+    "ByRegion": "problem.coefficients",
+    "ExpAffine": "problem.coefficients",
+    "Gaussian": "problem.parameters",
+    "Pointwise": "problem.coefficients",
+    "Problem": "problem.definition",
+    "Uniform": "problem.parameters",
+    "namespace": "problem.coefficients",
+    "PROBLEMS": "problem.catalogue",
+    "make_problem": "problem.loading",
+    "ReferenceSolutions": "frame.solutions",
+    "ReferenceSolver": "fenicsx.reference",
+    "solve_reference": "fenicsx.reference",
+    "conjugate_gradients": "solvers.conjugate_gradients",
+    "solve": "solvers.conjugate_gradients",
+    "condition_numbers": "solvers.spectra",
+    "flux_bounds": "solvers.spectra",
+    "frame_bounds": "solvers.spectra",
+    "Sweep": "fenicsx.sweep",
+    "run_sweep": "fenicsx.sweep",
+    "flux_at_centres": "frame.level_matrices",
 }
 
 TYPE_CHECKING = False  # type checkers take it for true; the module typing takes time that Ctrl-C would fall into
 if TYPE_CHECKING:
     from typing import Any
 
-    from fem_frames.arrays import FrameArrays
-    from fem_frames.bounds import ErrorBound, certify, error_bound
-    from fem_frames.energy import Energy
-    from fem_frames.export import export_frame
-    from fem_frames.formulations import ErrorNorm, make_formulation
-    from fem_frames.frame import Frame
-    from fem_frames.friedrichs import friedrichs_constant
-    from fem_frames.hierarchy import MeshHierarchy
-    from fem_frames.least_squares import LeastSquares, WeightedLeastSquares
-    from fem_frames.mesh import Grid, MeshArrays, read_gmsh
-    from fem_frames.norms import error_norms, flux_error_norms
-    from fem_frames.operators import Congruent, LinearOperator
-    from fem_frames.problem import (
-        Affine,
-        ByRegion,
-        ExpAffine,
-        Gaussian,
-        Pointwise,
-        Problem,
-        Uniform,
-        namespace,
-    )
-    from fem_frames.problems import PROBLEMS, make_problem
-    from fem_frames.reference import ReferenceSolver, solve_reference
-    from fem_frames.solutions import ReferenceSolutions
-    from fem_frames.solvers import conjugate_gradients, solve
-    from fem_frames.spectra import condition_numbers, flux_bounds, frame_bounds
-    from fem_frames.sweep import Sweep, run_sweep
-    from fem_frames.tables import flux_at_centres
+    from fem_frames.fenicsx.norms import error_norms, flux_error_norms
+    from fem_frames.fenicsx.reference import ReferenceSolver, solve_reference
+    from fem_frames.fenicsx.sweep import Sweep, run_sweep
+    from fem_frames.formulations.energy import Energy
+    from fem_frames.formulations.formulation import ErrorNorm, make_formulation
+    from fem_frames.formulations.least_squares import LeastSquares, WeightedLeastSquares
+    from fem_frames.frame.arrays import FrameArrays
+    from fem_frames.frame.export import export_frame
+    from fem_frames.frame.level_matrices import flux_at_centres
+    from fem_frames.frame.solutions import ReferenceSolutions
+    from fem_frames.mesh.coarse import Grid, MeshArrays
+    from fem_frames.mesh.gmsh import read_gmsh
+    from fem_frames.mesh.hierarchy import MeshHierarchy
+    from fem_frames.operators.cells import Congruent
+    from fem_frames.operators.frame import Frame
+    from fem_frames.operators.linear import LinearOperator
+    from fem_frames.problem.catalogue import PROBLEMS
+    from fem_frames.problem.coefficients import Affine, ByRegion, ExpAffine, Pointwise, namespace
+    from fem_frames.problem.definition import Gaussian, Problem, Uniform
+    from fem_frames.problem.loading import make_problem
+    from fem_frames.solvers.bounds import ErrorBound, certify, error_bound
+    from fem_frames.solvers.conjugate_gradients import conjugate_gradients, solve
+    from fem_frames.solvers.friedrichs import friedrichs_constant
+    from fem_frames.solvers.spectra import condition_numbers, flux_bounds, frame_bounds
 
     __all__ = [
         "PROBLEMS",

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fem_frames.memory import check_memory
-from fem_frames.speech import option
+from fem_frames.messages import option
 
 
 class _SteadyFile(io.FileIO):

@@ -77,3 +77,16 @@ def _bias(*shape: int) -> nn.Parameter:
 
 def _column(bias: Tensor) -> Tensor:
     return bias if bias.ndim == 3 else bias[:, None]
+
+
+def chain(*layers: nn.Module | list[nn.Module]) -> nn.Sequential:
+    return nn.Sequential(*(m for layer in layers for m in (layer if isinstance(layer, list) else [layer])))
+
+
+def residual_blocks(width: int, rank: int, count: int) -> list[nn.Module]:
+    return [ResBlock(width, rank) for _ in range(count)]
+
+
+def chain_size(parameters: int, width: int, rank: int, blocks: int) -> int:
+    """Number of the parameters of a dense layer and blocks."""
+    return Dense.count(parameters, width) + blocks * ResBlock.count(width, rank)

@@ -22,7 +22,7 @@ for name, value in {
     os.environ.setdefault(name, value)
 
 import pytest
-import torch  # noqa: F401  before DOLFINx, as dolfinx_door explains
+import torch  # noqa: F401  before DOLFINx, as fenicsx.door explains
 
 
 def world() -> Any:

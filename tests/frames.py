@@ -13,10 +13,10 @@ from fem_frames import (
     Pointwise,
     Problem,
     Uniform,
-    assembled,
     export_frame,
     make_problem,
 )
+from fem_frames.frame import matrices
 
 
 def _mixed(d):
@@ -103,14 +103,14 @@ def samples(problem, count, dtype=torch.float64, seed=0):
 
 def dense_differential(arrays):
     """(K m, Nhat) D from the assembled one, rows scaled by |T|^{1/2}."""
-    D = assembled.cell_differential(arrays).toarray()
+    D = matrices.cell_differential(arrays).toarray()
     return np.repeat(np.sqrt(arrays.volumes), len(D) // len(arrays.volumes))[:, None] * D
 
 
 def dense_forms(problem, arrays, y):
     """(B, Nhat, Nhat) HᵀA_yH from basix's tables at quadrature points."""
-    D = assembled.quadrature_differential(arrays, problem.quadrature_degree).toarray()
-    data = assembled.quadrature_data(arrays, problem.quadrature_degree)
+    D = matrices.quadrature_differential(arrays, problem.quadrature_degree).toarray()
+    data = matrices.quadrature_data(arrays, problem.quadrature_degree)
     d, points = arrays.dimension, data.weights.size
     rows = D.reshape(points, -1, D.shape[1])
     tables = problem.tabulate(data.points, arrays.regions)

@@ -37,7 +37,7 @@ from fem_frames import (
     solve_reference,
 )
 from training import Configuration, Surrogate, TrainingError, train
-from training.log import read_log
+from training.run.log import read_log
 
 FOLDER = Path(__file__).parent / "golden"
 NUMBERS = FOLDER / "numbers.json"

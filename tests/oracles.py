@@ -6,9 +6,9 @@ from dolfinx import fem
 from mpi4py import MPI
 from scipy import sparse
 
-from fem_frames import Grid, Pointwise, Problem, Uniform, petsc_door
-from fem_frames import dolfinx_door as door
-from fem_frames.dofs import node_dofs
+from fem_frames import Grid, Pointwise, Problem, Uniform
+from fem_frames.fenicsx import door, petsc
+from fem_frames.fenicsx.dofs import node_dofs
 
 
 def stiffness(points, cells, a):
@@ -20,7 +20,7 @@ def stiffness(points, cells, a):
     coefficient.x.array[door.dofs(at_points)] = a[door.input_cells(mesh)][:, None]
     u, v = ufl.TrialFunction(V), ufl.TestFunction(V)
     dx = ufl.Measure("dx", domain=mesh, metadata={"quadrature_degree": 2})
-    A = petsc_door.assemble_matrix(door.compile_form(coefficient * ufl.inner(ufl.grad(u), ufl.grad(v)) * dx))
+    A = petsc.assemble_matrix(door.compile_form(coefficient * ufl.inner(ufl.grad(u), ufl.grad(v)) * dx))
     indptr, indices, data = A.getValuesCSR()
     owned, node = node_dofs(V, V)
     place = np.empty_like(node)

@@ -10,9 +10,9 @@ from frames import case
 from fem_frames import Frame, make_formulation
 from nets import make_net
 from training.losses import make_loss
+from training.net_outputs import level_sizes, prolongations
 from training.objective import Objective
 from training.precision import MasterWeights, Weights
-from training.representation import level_sizes, prolongations
 
 
 def small_objective(

@@ -7,7 +7,7 @@ import pytest
 from test_imports import ABSENT, ROOT, run_without_dolfinx
 
 pytestmark = pytest.mark.serial
-NEED_DOLFINX = ("MeshHierarchy", "export_frame", "error_norms", "flux_error_norms")
+NEED_DOLFINX = ("export_frame", "error_norms", "flux_error_norms")
 NEED_PETSC = ("ReferenceSolver", "solve_reference", "Sweep", "run_sweep")
 REMEDY = "conda env create -f environment.yml), by apt (python3-dolfinx) or with the container image"
 QUARTERS = ["--problem", "quarters", "--levels", "3"]
@@ -26,6 +26,12 @@ for name in {(*NEED_DOLFINX, *NEED_PETSC)}:
         assert "--frame" not in text and len(text.splitlines()) == 1, text
     else:
         raise AssertionError(name)
+try:
+    fem_frames.MeshHierarchy.from_problem(fem_frames.make_problem("quarters"), 3)
+except ImportError as error:
+    assert "FEniCSx is needed" in str(error)
+else:
+    raise AssertionError("refined without DOLFINx")
 """)
     assert done.returncode == 0, done.stderr
 
@@ -40,7 +46,7 @@ with warnings.catch_warnings(record=True) as caught:
 assert solve and Frame and FrameArrays and make_problem
 assert not set({(*NEED_DOLFINX, *NEED_PETSC)}) & set(globals())
 text = str(caught[0].message)
-assert "MeshHierarchy" in text and {REMEDY!r} in text, text
+assert "export_frame" in text and {REMEDY!r} in text, text
 """)
     assert done.returncode == 0, done.stderr
 
@@ -131,7 +137,8 @@ except ImportError:
 
     def without_petsc(name, globals=None, locals=None, fromlist=(), level=0):
         ours = (globals or {}).get("__name__", "").split(".")[0] in ("fem_frames", "nets", "training")
-        if ours and (name.startswith("petsc4py") or "petsc" in (*name.split("."), *(fromlist or ()))):
+        of_dolfinx = name.startswith("dolfinx") and "petsc" in (*name.split("."), *(fromlist or ()))
+        if ours and (name.startswith("petsc4py") or of_dolfinx):
             raise ModuleNotFoundError("No module named 'petsc4py'", name="petsc4py")
         return real_import(name, globals, locals, fromlist, level)
 
@@ -165,7 +172,7 @@ problem = make_problem("checkerboard")
 arrays = export_frame(MeshHierarchy.from_problem(problem, 3), problem)
 arrays.save("frame.npz")
 assert arrays.frame_size == 59, arrays.frame_size
-assert not has_petsc() and "fem_frames.petsc_door" not in sys.modules
+assert not has_petsc() and "fem_frames.fenicsx.petsc" not in sys.modules
 settings = Configuration(problem="checkerboard", levels=3, epochs=1, rank=2, test_samples=4)
 assert train(settings, "run", quiet=True)["test"]["mre"] > 0
 main(["evaluate", "run", "--samples", "2", "--json"])

@@ -9,8 +9,8 @@ from pretended import DEVICE, counted, on, require
 
 from fem_frames import Grid, Pointwise, Problem, Uniform, make_problem
 from training import Configuration, TrainingError, train
-from training.checkpoints import Checkpoints
 from training.losses import SupervisedLoss
+from training.run.checkpoints import Checkpoints
 from training.samples import FreshSamples
 
 pytestmark = pytest.mark.serial
@@ -121,7 +121,7 @@ def test_where_all_samples_are_right_the_rate_is_blamed(tmp_path):
 def test_the_test_of_the_coefficient_costs_no_wait():
     require()
     from fem_frames import Frame, MeshHierarchy, export_frame, make_formulation
-    from fem_frames.operators import unchecked
+    from fem_frames.operators.checking import unchecked
 
     problem = make_problem("checkerboard")
     arrays = export_frame(MeshHierarchy.from_problem(problem, 1), problem)

@@ -29,12 +29,13 @@ from fem_frames import (
     solve,
     solve_reference,
 )
-from fem_frames import dolfinx_door as door
-from fem_frames.bounds import norm_of
-from fem_frames.export import p1_gradients
-from fem_frames.studies import efficiency_rows, embedded
+from fem_frames.fenicsx import door
+from fem_frames.frame.export import p1_gradients
+from fem_frames.solvers.bounds import norm_of
+from fem_frames.studies.efficiency import efficiency_rows
+from fem_frames.studies.levels import embedded
 from training.losses import free_values
-from training.representation import frame_coefficients
+from training.net_outputs import frame_coefficients
 
 pytestmark = pytest.mark.serial
 LEAST_SQUARES = ["least-squares", "weighted-least-squares"]

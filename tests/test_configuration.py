@@ -9,7 +9,7 @@ from fem_frames import Gaussian, Uniform
 from nets import NETS
 from training.configuration import Configuration, Resolved, setting_texts, setting_types
 from training.losses import LOSSES
-from training.optimizers import RATES
+from training.optimizers.steppers import RATES
 from training.precision import PRECISIONS
 from training.samples import FixedSamples, FreshSamples, SobolSamples
 

@@ -102,14 +102,15 @@ def test_nodal_values_find_their_points_in_dolfinx(comm, tmp_path):
     """What XDMF and DOLFINx users get: the function x₀, by its values at the exported points."""
     from dolfinx import io
 
-    from fem_frames import MeshHierarchy, dolfinx_door, make_problem
+    from fem_frames import MeshHierarchy, make_problem
+    from fem_frames.fenicsx import door
 
     hierarchy = MeshHierarchy.from_problem(make_problem("lshape"), 2)
     points, cells = hierarchy.points, hierarchy.finest.cells
-    function = dolfinx_door.nodal_function(dolfinx_door.create(points, cells, comm), points[:, 0], "u")
+    function = door.nodal_function(door.create(points, cells, comm), points[:, 0], "u")
     x = function.function_space.tabulate_dof_coordinates()[:, 0]
     np.testing.assert_allclose(function.x.array, x, atol=1e-14)
-    dolfinx_door.write_xdmf(tmp_path / "u.xdmf", points, cells, u=points[:, 0])
+    door.write_xdmf(tmp_path / "u.xdmf", points, cells, u=points[:, 0])
     with io.XDMFFile(MPI.COMM_SELF, str(tmp_path / "u.xdmf"), "r") as file:
         mesh = file.read_mesh()
     assert mesh.topology.index_map(2).size_local == len(cells)

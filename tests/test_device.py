@@ -11,16 +11,17 @@ from pretended import DEVICE, Pretended, counted, on, require
 
 from fem_frames import Frame, make_formulation, solve
 from fem_frames.commands import main
-from fem_frames.studies import condition_rows, iteration_rows
+from fem_frames.studies.conditioning import condition_rows
+from fem_frames.studies.iterations import iteration_rows
 from training.configuration import Configuration
 from training.description import describe_net
 from training.losses import make_loss
 from training.metrics import evaluate, reference_solutions
 from training.objective import Objective
-from training.optimizers import RATES, make_stepper
+from training.optimizers.steppers import RATES, make_stepper
 from training.precision import MasterWeights, Weights
+from training.run.trainer import train
 from training.surrogate import Surrogate
-from training.trainer import train
 
 pytestmark = pytest.mark.serial
 FIXED = dict(training_samples=8)

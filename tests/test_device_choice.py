@@ -11,8 +11,9 @@ import torch
 from small_runs import run_command
 
 from fem_frames.commands.info import collect
-from training import Configuration, assembly, devices, runs, train
-from training.assembly import choose_device
+from training import Configuration, train
+from training.run import building, devices, store
+from training.run.building import choose_device
 
 pytestmark = pytest.mark.serial
 matmul = torch.backends.cuda.matmul
@@ -26,8 +27,8 @@ def gpus(monkeypatch):
 
     def make(count, rank=None, processes=1):
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-        monkeypatch.setattr(assembly, "_fault", lambda name: tried.append(name) or ("it broke" if broken else None))
-        monkeypatch.setattr(assembly, "check_device", torch.device)
+        monkeypatch.setattr(building, "_fault", lambda name: tried.append(name) or ("it broke" if broken else None))
+        monkeypatch.setattr(building, "check_device", torch.device)
         if rank is not None:
             monkeypatch.setenv("LOCAL_RANK", str(rank))
             monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
@@ -80,8 +81,8 @@ def test_under_torchrun_a_gpu_that_does_not_work_is_an_error(gpus):
 
 
 def test_a_device_is_tried_by_the_product_that_frames_are_made_of():
-    assert assembly._fault("cpu") is None
-    assert "meta" in assembly._fault("meta").lower()  # tensors without numbers
+    assert building._fault("cpu") is None
+    assert "meta" in building._fault("meta").lower()  # tensors without numbers
 
 
 # ---- products
@@ -139,12 +140,12 @@ def test_split_sums_are_put_back():
 def test_results_say_which_gpu_they_are_from(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"card {device.index}")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    found = runs.machine(torch.device("cuda", 1))
+    found = store.machine(torch.device("cuda", 1))
     assert found["gpu"] == "card 1"
     assert found["cuda"] == "13.0"
     assert found["tf32"] is False
     assert found["sums_in_half"] == ["float16", "bfloat16"]
-    assert "gpu" not in runs.machine(torch.device("cpu"))
+    assert "gpu" not in store.machine(torch.device("cpu"))
 
 
 def test_runs_are_guarded_and_recorded(tmp_path, frame_file, monkeypatch):
@@ -156,8 +157,8 @@ def test_runs_are_guarded_and_recorded(tmp_path, frame_file, monkeypatch):
         inside.append(str(device))
         return guard(torch.device("cuda"))
 
-    monkeypatch.setattr("training.trainer.full_products", watched)
-    monkeypatch.setattr("training.runs.describe", lambda device: devices.product_settings())
+    monkeypatch.setattr("training.run.trainer.full_products", watched)
+    monkeypatch.setattr("training.run.store.describe", lambda device: devices.product_settings())
     result = train(
         Configuration(frame=str(frame_file), epochs=1, test_samples=0, device="cpu"), tmp_path / "r", quiet=True
     )

@@ -24,7 +24,7 @@ from training.experiments.paper import TABLE_1, TABLE_2, TABLE_3
 from training.experiments.protocol import PRESETS, WORDS
 from training.experiments.runner import claim, preset_of, run_cells
 from training.losses import LOSSES
-from training.optimizers import LINE_SEARCH, RATES
+from training.optimizers.steppers import LINE_SEARCH, RATES
 from training.recipes import RECIPES, best
 
 pytestmark = pytest.mark.serial

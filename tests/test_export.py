@@ -12,7 +12,7 @@ import torch
 from scipy import sparse
 
 from fem_frames import FrameArrays, MeshHierarchy, error_norms, export_frame, make_problem
-from fem_frames.assembled import (
+from fem_frames.frame.matrices import (
     cell_differential,
     prolongation,
     quadrature_data,

@@ -22,10 +22,10 @@ from fem_frames import (
     make_formulation,
     make_problem,
 )
-from fem_frames.assembled import quadrature_data, quadrature_differential
-from fem_frames.spectra import flux_bounds
-from fem_frames.tables import nodal_places, nodal_states
-from fem_frames.whitney import boundary_entries, facet_vectors, find, prolongation_entries, simplices
+from fem_frames.frame.level_matrices import nodal_places, nodal_states
+from fem_frames.frame.matrices import quadrature_data, quadrature_differential
+from fem_frames.mesh.simplices import boundary_entries, facet_vectors, find, prolongation_entries, simplices
+from fem_frames.solvers.spectra import flux_bounds
 from training import Configuration, Surrogate, train
 
 FLUXES = [name for name in CASES if "LS" in name or "weighted" in name]
@@ -148,10 +148,11 @@ def test_harmonic_fields_are_as_many_as_the_topology_says(problem, fields):
 
 
 def test_large_coarse_meshes_have_their_harmonic_fields_too(monkeypatch):
-    from fem_frames import flux
 
     expected = exported(ring(), 1).families[2].functions[0].to_scipy().toarray()[-1]
-    monkeypatch.setattr(flux, "DENSE", 0)
+    from fem_frames.frame import raviart_thomas
+
+    monkeypatch.setattr(raviart_thomas, "DENSE", 0)
     found = exported(ring(), 1).families[2].functions[0].to_scipy().toarray()[-1]
     np.testing.assert_allclose(found * np.sign(found @ expected), expected, atol=1e-8)
 
@@ -227,7 +228,7 @@ def test_what_cannot_be_left_out_is_named():
 
 def test_half_precision_gradients_near_the_solution():
     """DᵀC_yD keeps three digits in float16 where HᵀA_yH has none."""
-    from fem_frames.studies import rounding_rows
+    from fem_frames.studies.rounding import rounding_rows
 
     problem = make_problem("checkerboard")
     rows = list(

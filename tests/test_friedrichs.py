@@ -5,9 +5,10 @@ import pytest
 from frames import case, ring
 from scipy import sparse
 
-from fem_frames import ByRegion, Grid, MeshHierarchy, Problem, Uniform, export_frame, friedrichs, make_problem
-from fem_frames.friedrichs import diameters, friedrichs_constant, interpolation_constants, is_positive
-from fem_frames.tables import level_volumes
+from fem_frames import ByRegion, Grid, MeshHierarchy, Problem, Uniform, export_frame, make_problem
+from fem_frames.frame.level_matrices import level_volumes
+from fem_frames.solvers import friedrichs
+from fem_frames.solvers.friedrichs import diameters, friedrichs_constant, interpolation_constants, is_positive
 
 pytestmark = pytest.mark.serial
 
@@ -99,7 +100,7 @@ def test_positive_matrices_are_told_from_others(name):
 @pytest.mark.parametrize("name", ["interval, LS", "square, LS", "cube, LS"])
 def test_crouzeix_raviart_interpolation_is_as_good_as_its_constant_says(name):
     """For x_i² on a cell: v - Πv is x_i² - its interpolant, by a quadrature that is exact for it."""
-    from fem_frames import dolfinx_door as door
+    from fem_frames.fenicsx import door
 
     _, arrays = case(name)
     index, d = len(arrays.levels) - 1, arrays.dimension

@@ -25,7 +25,7 @@ from golden import (
 )
 
 from fem_frames import FrameArrays
-from fem_frames.solutions import ReferenceSolutions
+from fem_frames.frame.solutions import ReferenceSolutions
 from training import Surrogate, train
 
 pytestmark = pytest.mark.serial

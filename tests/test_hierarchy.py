@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from fem_frames import ByRegion, Grid, MeshArrays, MeshHierarchy, Problem, Uniform, make_problem
-from fem_frames.hierarchy import coarse_mesh
-from fem_frames.mesh import signed_volumes
+from fem_frames.fenicsx.refinement import coarse_mesh
+from fem_frames.mesh.geometry import signed_volumes
 
 SKEW = MeshArrays(
     np.array([[0.0, 0.0], [1.1, 0.1], [2.3, -0.2], [0.2, 0.9], [1.3, 1.2], [2.1, 0.8]]),

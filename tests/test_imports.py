@@ -38,8 +38,8 @@ def users(*modules):
 
 def test_dolfinx_and_petsc_have_one_door_each():
     """Releases differ in DOLFINx, and it may come without PETSc; `reference` hands its options over before all else."""
-    assert users("dolfinx", "basix", "ufl", "mpi4py") == {"dolfinx_door.py", "petsc_door.py"}
-    assert users("petsc4py") == {"petsc_door.py", "commands/reference.py"}
+    assert users("dolfinx", "basix", "ufl", "mpi4py") == {"fenicsx/door.py", "fenicsx/petsc.py"}
+    assert users("petsc4py") == {"fenicsx/petsc.py", "commands/reference.py"}
 
 
 # The start of a program in an environment with NumPy, torch and matplotlib only.
@@ -120,7 +120,7 @@ main(["bench", "--frame", "frame.npz", "--seconds", "0"])
 @pytest.mark.parametrize(
     "program",
     [
-        "import fem_frames.arrays",
+        "import fem_frames.frame.arrays",
         "import training",
         "from fem_frames.commands.parser import make_parser; make_parser().format_help()",
         "import fem_frames.commands\ntry: fem_frames.commands.main(['train', '--help'])\nexcept SystemExit: pass",

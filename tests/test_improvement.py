@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fem_frames import error_bound, solve
-from fem_frames.solvers import ConvergenceError
+from fem_frames.solvers.conjugate_gradients import ConvergenceError
 from training import Configuration, Surrogate, train
 
 pytestmark = pytest.mark.serial

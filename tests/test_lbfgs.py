@@ -8,11 +8,11 @@ from small_runs import small_objective
 from torch.optim.lbfgs import _strong_wolfe
 
 from training import Configuration, train
-from training.lbfgs import LBFGS
-from training.line_search import Trial, strong_wolfe
-from training.log import read_log
-from training.optimizers import make_stepper
+from training.optimizers.lbfgs import LBFGS
+from training.optimizers.line_search import Trial, strong_wolfe
+from training.optimizers.steppers import make_stepper
 from training.precision import PRECISIONS
+from training.run.log import read_log
 
 pytestmark = pytest.mark.serial
 PAPER = dict(lr=1.0, max_iter=20, max_eval=25, history_size=100)

@@ -6,10 +6,10 @@ import torch
 from frames import case, samples
 
 from fem_frames import Frame, make_formulation, solve
-from fem_frames.solutions import ReferenceSolutions
+from fem_frames.frame.solutions import ReferenceSolutions
 from training.losses import LOSSES, free_values, make_loss
 from training.metrics import check_reference, reference_solutions
-from training.representation import frame_coefficients, level_sizes
+from training.net_outputs import frame_coefficients, level_sizes
 
 pytestmark = pytest.mark.serial
 KINDS = (

@@ -5,7 +5,7 @@ import pytest
 from mpi4py import MPI
 
 from fem_frames import Grid, MeshArrays, read_gmsh
-from fem_frames.mesh import boundary_facets, orient, signed_volumes
+from fem_frames.mesh.geometry import boundary_facets, orient, signed_volumes
 
 SQUARE = np.array([[0.0, 0.0], [1.0, 0.0], [1.0, 1.0], [0.0, 1.0]])
 TWO = np.array([[0, 1, 2], [0, 2, 3]])
@@ -145,7 +145,7 @@ def test_missing_gmsh_file_is_named(tmp_path):
 def test_dolfinx_mesh_is_gathered_alike_on_any_number_of_ranks(comm):
     from dolfinx import mesh as dmesh
 
-    from fem_frames import dolfinx_door as door
+    from fem_frames.fenicsx import door
 
     whole = door.arrays_of(dmesh.create_unit_square(MPI.COMM_SELF, 3, 2))
     parts = door.arrays_of(dmesh.create_unit_square(comm, 3, 2))
@@ -158,7 +158,7 @@ def test_dolfinx_mesh_is_gathered_alike_on_any_number_of_ranks(comm):
 def test_tags_of_a_dolfinx_mesh_come_along(comm):
     from dolfinx import mesh as dmesh
 
-    from fem_frames import dolfinx_door as door
+    from fem_frames.fenicsx import door
 
     mesh = dmesh.create_unit_square(comm, 4, 4)
     cells = np.sort(dmesh.locate_entities(mesh, 2, lambda x: x[0] <= 0.5)).astype(np.int32)
@@ -176,7 +176,7 @@ def test_tags_of_a_dolfinx_mesh_come_along(comm):
 def test_tags_of_the_wrong_dimension_are_refused():
     from dolfinx import mesh as dmesh
 
-    from fem_frames import dolfinx_door as door
+    from fem_frames.fenicsx import door
 
     mesh = dmesh.create_unit_square(MPI.COMM_SELF, 2, 2)
     facets = np.sort(dmesh.locate_entities_boundary(mesh, 1, lambda x: np.isclose(x[0], 0))).astype(np.int32)
@@ -188,7 +188,7 @@ def test_tags_of_the_wrong_dimension_are_refused():
 
 def test_a_slit_in_a_dolfinx_mesh_stays():
     """Two triangles that only touch, each with points of its own."""
-    from fem_frames import dolfinx_door as door
+    from fem_frames.fenicsx import door
 
     points = np.concatenate([SQUARE[[0, 1, 2]], SQUARE[[0, 2, 3]]])
     mesh = door.create(points, np.arange(6).reshape(2, 3), MPI.COMM_SELF)
@@ -198,7 +198,7 @@ def test_a_slit_in_a_dolfinx_mesh_stays():
 def test_quadrilaterals_are_refused():
     from dolfinx import mesh as dmesh
 
-    from fem_frames import dolfinx_door as door
+    from fem_frames.fenicsx import door
 
     with pytest.raises(ValueError, match="straight intervals, triangles or tetrahedra"):
         door.arrays_of(dmesh.create_unit_square(MPI.COMM_SELF, 2, 2, dmesh.CellType.quadrilateral))

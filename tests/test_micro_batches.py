@@ -5,8 +5,8 @@ import torch
 from small_runs import small_objective
 
 from training import Configuration, train
-from training.log import read_log
-from training.runs import SETTINGS
+from training.run.log import read_log
+from training.run.store import SETTINGS
 
 pytestmark = pytest.mark.serial
 SMALL = dict(rank=2, blocks=1, batch=8, test_samples=0, precision="float64", log_every=1)

@@ -5,11 +5,13 @@ import pytest
 import torch
 from frames import CASES, case, dense_differential, dense_forms, finest_level, samples
 
-from fem_frames import Congruent, Frame, assembled, make_formulation
-from fem_frames.least_squares import ConstantFluxResidual, QuadratureFluxResidual
-from fem_frames.operators import CellBlocks, CellScalars, batch_last
-from fem_frames.products import RowsProduct
-from fem_frames.rows import Rows
+from fem_frames import Congruent, Frame, make_formulation
+from fem_frames.formulations.flux_residuals import ConstantFluxResidual, QuadratureFluxResidual
+from fem_frames.frame import matrices
+from fem_frames.frame.sparse import SparseMatrix
+from fem_frames.operators.cells import CellBlocks, CellScalars
+from fem_frames.operators.linear import batch_last
+from fem_frames.operators.products import SparseProduct
 
 pytestmark = pytest.mark.serial
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
@@ -72,11 +74,11 @@ def check_contract(op, dense, batch=3):
 def test_prolongations_and_synthesis(name, dtype):
     _, arrays = case(name)
     frame = Frame.from_arrays(arrays, dtype)
-    check_contract(frame.H, assembled.synthesis(arrays).toarray())
+    check_contract(frame.H, matrices.synthesis(arrays).toarray())
     for field in frame.level_sizes:
         for index in range(1, len(arrays.levels)):
             if frame.level_sizes[field][index - 1]:
-                P = assembled.prolongation(arrays, index, field).toarray()
+                P = matrices.prolongation(arrays, index, field).toarray()
                 check_contract(frame.P(arrays.first_level + index, field), P)
 
 
@@ -216,8 +218,8 @@ def test_compiled_kernels_and_dolfinx_in_one_process():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_long_sums_do_not_stagnate_in_half_precision(dtype):
     """5000 ones sum to 2048 where float16 is accumulated in float16."""
-    rows = Rows.from_entries(np.zeros(5000, int), np.arange(5000), np.ones(5000), (1, 5000))
-    total = RowsProduct(rows, dtype, torch.device("cpu"))(torch.ones(5000, 3, dtype=dtype))
+    rows = SparseMatrix.from_entries(np.zeros(5000, int), np.arange(5000), np.ones(5000), (1, 5000))
+    total = SparseProduct(rows, dtype, torch.device("cpu"))(torch.ones(5000, 3, dtype=dtype))
     assert torch.equal(total, torch.full((1, 3), 5000.0).to(dtype))
 
 

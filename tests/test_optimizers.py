@@ -9,10 +9,10 @@ import torch
 from small_runs import flat, small_objective
 from torch.func import functional_call, jacrev
 
-from training.natural_gradient import NGD
-from training.optimizers import RATES, cosine_rate, make_stepper
+from training.optimizers.natural_gradient import NGD
+from training.optimizers.soap import SOAP
+from training.optimizers.steppers import RATES, cosine_rate, make_stepper
 from training.precision import PRECISIONS, MasterWeights
-from training.soap import SOAP
 
 pytestmark = pytest.mark.serial
 

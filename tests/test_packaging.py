@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from test_imports import ROOT, declared
 
 pytestmark = pytest.mark.serial
-LEFT = (".git", ".venv", "__pycache__", ".*_cache", "*.egg-info", "build", "dist", "*.npz")
+LEFT = (".git", ".venv", "__pycache__", ".*_cache", "*.egg-info", "build", "dist")
 BUILD = "import sys; from setuptools import build_meta; print(getattr(build_meta, sys.argv[1])(sys.argv[2]))"
 
 
@@ -106,7 +106,7 @@ def test_the_source_distribution_has_all_that_its_tests_need(sdist, unpacked):
     needed += [ROOT / name for name in (*top, ".dockerignore")]
     names = {str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()}
     assert {str(path.relative_to(ROOT)) for path in needed} <= names
-    assert not [name for name in names if name.endswith((".pyc", ".npz")) or ".venv" in name]
+    assert not [name for name in names if name.endswith(".pyc") or ".venv" in name]
     assert os.access(unpacked / "docker/install", os.X_OK)
     run(sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", cwd=unpacked)
 

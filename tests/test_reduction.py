@@ -17,10 +17,11 @@ from test_demos import ROOT
 from test_imports import ABSENT
 
 from fem_frames import Affine, Frame, MeshHierarchy, export_frame, make_formulation, make_problem
-from fem_frames.problem import Uniform
+from fem_frames.problem.definition import Uniform
 from training.losses import free_values
 from training.metrics import evaluate, query_seconds, reference_solutions
-from training.reduction import (
+from training.net_outputs import frame_coefficients
+from training.rivals.reduced_bases import (
     AffineSystem,
     AssembledReducedBasis,
     BandedSolves,
@@ -34,8 +35,7 @@ from training.reduction import (
     gradient_errors,
     reduced_basis,
 )
-from training.regression import PodNet, PolynomialChaos, affordable_degree, total_degrees
-from training.representation import frame_coefficients
+from training.rivals.regression import PodNet, PolynomialChaos, affordable_degree, total_degrees
 
 pytestmark = pytest.mark.serial
 AFFINE = ("interval", "interval, LS", "square", "L-shape", "cube")

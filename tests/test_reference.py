@@ -23,8 +23,8 @@ from fem_frames import (
     make_problem,
     solve_reference,
 )
-from fem_frames.hierarchy import coarse_mesh
-from fem_frames.mesh import orient
+from fem_frames.fenicsx.refinement import coarse_mesh
+from fem_frames.mesh.geometry import orient
 
 
 @pytest.mark.parametrize(("d", "levels"), [(1, range(4, 9)), (2, range(3, 7)), (3, range(3, 6))])

@@ -12,13 +12,13 @@ from test_experiments import SMALL, run_quietly, small_cells
 
 from fem_frames import MeshHierarchy, export_frame, make_problem
 from training.experiments.comparison import write_comparison
+from training.experiments.earlier_reports import fill_in, read_report
 from training.experiments.figures import draw_figures
-from training.experiments.fresh import evaluate_fresh
 from training.experiments.initialisation import random_functions
+from training.experiments.new_samples import evaluate_fresh
 from training.experiments.protocol import PRESETS, Row, Table
 from training.experiments.report import collect, write_report
 from training.experiments.runner import claim
-from training.experiments.saved import fill_in, read_report
 from training.surrogate import Surrogate
 
 pytestmark = pytest.mark.serial

@@ -16,9 +16,10 @@ from frames import case
 from small_runs import result_of, run_command
 
 from fem_frames.commands import main
-from training import Configuration, Surrogate, runs, train
-from training.checkpoints import Checkpoints
-from training.log import read_log
+from training import Configuration, Surrogate, train
+from training.run import store
+from training.run.checkpoints import Checkpoints
+from training.run.log import read_log
 
 pytestmark = pytest.mark.serial
 SMALL = dict(problem="quarters", formulation="least-squares", levels=4, rank=4, blocks=2, test_samples=16)
@@ -211,7 +212,7 @@ def test_a_run_that_was_killed_while_it_replaced_another_gives_it_back(tmp_path)
     c = Configuration(**SMALL, epochs=3)
     train(c, tmp_path / "run", quiet=True)
     before = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir() if p.is_file()}
-    held = runs.open_run(tmp_path / "run", Configuration(**SMALL, epochs=9).resolved(), resume=False, force=True)
+    held = store.open_run(tmp_path / "run", Configuration(**SMALL, epochs=9).resolved(), resume=False, force=True)
     assert not (tmp_path / "run/surrogate.pt").exists()
     (tmp_path / "run/test.npz").write_text("of the new run")
     held._lock.close()  # nothing else is done any more

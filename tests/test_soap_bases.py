@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from training.soap import SOAP, cholesky_basis, householder_basis
+from training.optimizers.soap import SOAP, cholesky_basis, householder_basis
 
 pytestmark = pytest.mark.serial
 

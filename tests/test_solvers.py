@@ -20,14 +20,12 @@ from fem_frames import (
     solve,
     solve_reference,
 )
-from fem_frames.solvers import ConvergenceError
-from fem_frames.spectra import extreme_eigenvalues
-from fem_frames.studies import (
-    condition_rows,
-    iteration_rows,
-    nominal_parameters,
-    rounding_rows,
-)
+from fem_frames.solvers.conjugate_gradients import ConvergenceError
+from fem_frames.solvers.spectra import extreme_eigenvalues
+from fem_frames.studies.conditioning import condition_rows
+from fem_frames.studies.iterations import iteration_rows
+from fem_frames.studies.levels import nominal_parameters
+from fem_frames.studies.rounding import rounding_rows
 
 pytestmark = pytest.mark.serial
 

@@ -15,10 +15,10 @@ from strangers import TRACE, array_bytes, executed, header, leave_code, members,
 from fem_frames import FrameArrays, ReferenceSolutions, Sweep, make_problem, run_sweep
 from fem_frames.commands import main, parser
 from training import Configuration, Surrogate, train
-from training.checkpoints import Checkpoints
 from training.experiments.cells import Cell
 from training.experiments.overview import Overview
 from training.experiments.runner import run_cells
+from training.run.checkpoints import Checkpoints
 
 pytestmark = pytest.mark.serial
 REPORTS = Path(__file__).parent.parent / "docs/results"

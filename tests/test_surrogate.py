@@ -12,8 +12,8 @@ from small_runs import run_command
 from test_imports import run_without_dolfinx
 
 from fem_frames import Grid, Pointwise, Problem, Uniform, error_bound, make_problem, solve, solve_reference
-from fem_frames.bounds import certify, norm_of
-from fem_frames.solvers import ConvergenceError
+from fem_frames.solvers.bounds import certify, norm_of
+from fem_frames.solvers.conjugate_gradients import ConvergenceError
 from training import Configuration, Surrogate, train
 from training.metrics import evaluate, reference_solutions
 

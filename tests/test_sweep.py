@@ -17,7 +17,7 @@ from fem_frames import (
     run_sweep,
     solve_reference,
 )
-from fem_frames.sweep import problem_digest
+from fem_frames.fenicsx.sweep import problem_digest
 
 SAMPLES = 12  # each a shard of its own
 

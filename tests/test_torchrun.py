@@ -13,8 +13,8 @@ import pytest
 import torch
 from small_runs import result_of, run_command
 
-from training.checkpoints import Checkpoints
-from training.log import read_log
+from training.run.checkpoints import Checkpoints
+from training.run.log import read_log
 
 pytestmark = pytest.mark.serial
 

@@ -10,8 +10,8 @@ import pytest
 from small_runs import result_of, run_command
 from test_torchrun import free_port, torchrun
 
-from training.checkpoints import Checkpoints
-from training.log import read_log
+from training.run.checkpoints import Checkpoints
+from training.run.log import read_log
 
 pytestmark = pytest.mark.serial
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}

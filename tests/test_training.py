@@ -8,7 +8,7 @@ import torch
 
 from fem_frames import Frame, make_formulation, make_problem, solve
 from training import Configuration, Surrogate, TrainingError, train
-from training.log import read_log
+from training.run.log import read_log
 
 pytestmark = pytest.mark.serial
 SMALL = dict(problem="quarters", formulation="least-squares", levels=4, rank=4, blocks=2, test_samples=16)

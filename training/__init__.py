@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 # Found when first used: the settings of a run can be read without torch.
 _HOMES = {
     "Configuration": "configuration",
-    "NGD": "natural_gradient",
+    "NGD": "optimizers.natural_gradient",
     "Surrogate": "surrogate",
-    "TrainingError": "trainer",
-    "train": "trainer",
+    "TrainingError": "run.trainer",
+    "train": "run.trainer",
 }
 __all__ = ["NGD", "Configuration", "Surrogate", "TrainingError", "train"]
 
 if TYPE_CHECKING:
     from training.configuration import Configuration
-    from training.natural_gradient import NGD
+    from training.optimizers.natural_gradient import NGD
+    from training.run.trainer import TrainingError, train
     from training.surrogate import Surrogate
-    from training.trainer import TrainingError, train
 else:  # type checkers would take it to mean that there is every name
 
     def __getattr__(name: str) -> Any:

@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from fem_frames.arrays import FrameArrays
-from fem_frames.formulations import make_formulation
-from fem_frames.frame import Frame
-from fem_frames.problem import Problem
+from fem_frames.formulations.formulation import make_formulation
+from fem_frames.frame.arrays import FrameArrays
+from fem_frames.operators.frame import Frame
+from fem_frames.problem.definition import Problem
 from training.configuration import Configuration
 from training.description import describe_net
 from training.losses import make_loss
 from training.objective import Objective
-from training.optimizers import make_stepper
+from training.optimizers.steppers import make_stepper
 from training.precision import Weights
 from training.samples import FreshSamples
 

@@ -130,7 +130,7 @@ class Configuration:
         """The same with all defaults filled in, or a ValueError that says what is wrong."""
         from nets import NETS
         from training.losses import LOSSES
-        from training.optimizers import LINE_SEARCH, RATES
+        from training.optimizers.steppers import LINE_SEARCH, RATES
 
         self._check()
         searches = self.optimizer in LINE_SEARCH
@@ -226,7 +226,7 @@ class Configuration:
 
     def _check_choices(self) -> None:
         from training.losses import LOSSES
-        from training.optimizers import LINE_SEARCH
+        from training.optimizers.steppers import LINE_SEARCH
 
         loss = LOSSES[self.loss]
         if self.mixed and self.precision not in ("float16", "bfloat16"):

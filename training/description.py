@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fem_frames.arrays import FrameArrays
-from fem_frames.frame import DTYPES
-from fem_frames.problem import Problem, Uniform
+from fem_frames.frame.arrays import FrameArrays
+from fem_frames.operators.frame import DTYPES
+from fem_frames.problem.definition import Problem, Uniform
 from nets import NETS, CoefficientNet, SeparateFrameNets, make_net
-from training.checkpoints import are_weights
 from training.losses import LOSSES
-from training.representation import first_level, level_sizes, prolongations
+from training.net_outputs import first_level, level_sizes, prolongations
+from training.tensor_files import are_weights
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fem_frames.formulations import Formulation
-from fem_frames.mesh import Floats
-from fem_frames.operators import dot
-from fem_frames.parameters import numbers
-from fem_frames.solutions import ReferenceSolutions
+from fem_frames.formulations.formulation import Formulation
+from fem_frames.frame.solutions import ReferenceSolutions
+from fem_frames.mesh.geometry import Floats
+from fem_frames.operators.linear import dot
+from fem_frames.problem.parameters import numbers
 
 Map = Callable[[Tensor], Tensor]
 

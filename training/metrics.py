@@ -17,15 +17,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fem_frames.bounds import certify
-from fem_frames.formulations import Formulation
+from fem_frames.formulations.formulation import Formulation
+from fem_frames.frame.level_matrices import values_of
+from fem_frames.frame.solutions import ReferenceSolutions
 from fem_frames.memory import check_memory
-from fem_frames.mesh import Floats
-from fem_frames.solutions import ReferenceSolutions
-from fem_frames.solvers import solve
-from fem_frames.tables import values_of
+from fem_frames.mesh.geometry import Floats
+from fem_frames.solvers.bounds import certify
+from fem_frames.solvers.conjugate_gradients import solve
 from training.losses import free_values
-from training.representation import frame_coefficients
+from training.net_outputs import frame_coefficients
 
 Progress = Callable[[int, int], None]
 CHUNK = 128  # samples evaluated at a time
@@ -70,7 +70,7 @@ class Metrics:
 
 def has_petsc() -> bool:
     try:
-        import fem_frames.reference  # noqa: F401
+        import fem_frames.fenicsx.reference  # noqa: F401
     except ImportError:
         return False
     return True
@@ -88,7 +88,7 @@ def reference_solutions(exact: Formulation, y: Floats, progress: Progress | None
     if has_petsc():
         from mpi4py import MPI
 
-        from fem_frames.reference import ReferenceSolver
+        from fem_frames.fenicsx.reference import ReferenceSolver
 
         solver = ReferenceSolver(problem, arrays.finest_level, arrays.formulation, comm=MPI.COMM_SELF)
         results: list[tuple[dict[str, Floats], float]] = []

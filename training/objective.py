@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, jvp
 
-from fem_frames.operators import unchecked
-from fem_frames.products import accumulation_dtype
+from fem_frames.operators.checking import unchecked
+from fem_frames.operators.products import accumulation_dtype
 from nets import CoefficientNet
-from training.distributed import GradientMessage, World
 from training.losses import Batch, Loss
 from training.precision import Weights
+from training.run.distributed import GradientMessage, World
 
 
 class Objective:

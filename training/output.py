@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from fem_frames.absence import FEniCSxError
-from fem_frames.arrays import FrameArrays
+from fem_frames.fenicsx.absence import FEniCSxError
 from fem_frames.files import check_writable, quiet_libraries, staging, written_whole
-from fem_frames.mesh import Floats
+from fem_frames.frame.arrays import FrameArrays
+from fem_frames.mesh.geometry import Floats
 from nets import CoefficientNet
 
 FORMATS = (".xdmf", ".vtu", ".vtk")
@@ -24,7 +24,7 @@ _CELLS = {1: "line", 2: "triangle", 3: "tetra"}
 
 def nodal_function(arrays: FrameArrays, values: Floats, name: str, comm: Any = None) -> Any:
     """A DOLFINx function with the values (N,) at the points of the finest mesh."""
-    from fem_frames import dolfinx_door as door
+    from fem_frames.fenicsx import door
 
     mesh = door.create(arrays.points, arrays.levels[-1].cells, door.MPI.COMM_SELF if comm is None else comm)
     return door.nodal_function(mesh, values, name)
@@ -51,7 +51,7 @@ def write_fields(arrays: FrameArrays, fields: Mapping[str, Floats], path: Path) 
 
 def _write_xdmf(arrays: FrameArrays, fields: Mapping[str, Floats], path: Path) -> None:
     try:
-        from fem_frames import dolfinx_door as door
+        from fem_frames.fenicsx import door
     except FEniCSxError as error:
         raise ValueError(f"cannot write {path.name}: {error.fact}; write a .vtu file instead") from error
     cells = arrays.levels[-1].cells

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fem_frames.frame import DTYPES
+from fem_frames.operators.frame import DTYPES
 
 
 @dataclass(frozen=True)

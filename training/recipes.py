@@ -16,7 +16,7 @@ def best(given: Mapping[str, Any] | None = None) -> dict[str, Any]:
     there are no levels, and some losses and optimizers need a fixed set: what does not fit what is given is left out.
     """
     from training.losses import LOSSES
-    from training.optimizers import LINE_SEARCH
+    from training.optimizers.steppers import LINE_SEARCH
 
     given = given or {}
     optimizer, loss = given.get("optimizer", "soap"), LOSSES.get(given.get("loss", "stable"))

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from fem_frames.mesh import Floats
-from fem_frames.problem import Gaussian, Uniform
+from fem_frames.mesh.geometry import Floats
+from fem_frames.problem.definition import Gaussian, Uniform
 
 if TYPE_CHECKING:
     from torch.quasirandom import SobolEngine

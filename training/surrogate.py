@@ -18,23 +18,23 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fem_frames.arrays import FrameArrays
-from fem_frames.bounds import ErrorBound, certify, error_bound
 from fem_frames.files import is_there
-from fem_frames.formulations import ErrorNorm, Formulation, make_formulation
-from fem_frames.frame import DTYPES, Frame, check_device, check_dtype, make_synthesis
-from fem_frames.mesh import Floats
-from fem_frames.operators import unchecked
-from fem_frames.problem import Problem, Uniform, whole_number
-from fem_frames.problems import recorded_problem
-from fem_frames.products import accumulation_dtype
-from fem_frames.solvers import ConvergenceError, conjugate_gradients
-from fem_frames.speech import either
+from fem_frames.formulations.formulation import ErrorNorm, Formulation, make_formulation
+from fem_frames.frame.arrays import FrameArrays
+from fem_frames.mesh.geometry import Floats
+from fem_frames.messages import either
+from fem_frames.operators.checking import unchecked
+from fem_frames.operators.frame import DTYPES, Frame, check_device, check_dtype, make_synthesis
+from fem_frames.operators.products import accumulation_dtype
+from fem_frames.problem.definition import Problem, Uniform, whole_number
+from fem_frames.problem.loading import recorded_problem
+from fem_frames.solvers.bounds import ErrorBound, certify, error_bound
+from fem_frames.solvers.conjugate_gradients import ConvergenceError, conjugate_gradients
 from nets import CoefficientNet
-from training.checkpoints import load_tensors, save_tensors
 from training.description import NetDescription
+from training.net_outputs import frame_coefficients
 from training.output import export_net, nodal_function, write_fields
-from training.representation import frame_coefficients
+from training.tensor_files import load_tensors, save_tensors
 
 KIND, VERSION = "surrogate", 1
 FRAME, NET = "frame.npz", "surrogate.pt"

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 
-from fem_frames.absence import FEniCSxError
+from fem_frames.fenicsx.absence import FEniCSxError
 
 TYPE_CHECKING = False  # type checkers take it for true; the module typing is itself one that takes time
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def _run(arguments: Sequence[str] | None) -> None:
         if ours:
             signal.signal(signal.SIGINT, _interrupt)
         from fem_frames.commands.parser import parse
-        from fem_frames.speech import on_command_line
+        from fem_frames.messages import on_command_line
 
         parsed = parse(arguments)
         with on_command_line():
@@ -113,7 +113,7 @@ def _fail(message: str, code: int) -> NoReturn:
 
             traceback.print_exc()
         if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ:  # of torchrun
-            from training.distributed import is_first_to_fail
+            from training.run.distributed import is_first_to_fail
 
             alone = is_first_to_fail(message)
             message = f"rank {os.environ['RANK']}: {message}"

@@ -65,9 +65,9 @@ def run(parsed: argparse.Namespace) -> None:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler would report its start and stop
     import torch
 
-    from fem_frames.benchmark import ROUTES, check_routes
-    from fem_frames.frame import check_device
-    from fem_frames.problems import PROBLEMS as KNOWN
+    from fem_frames.operators.frame import check_device
+    from fem_frames.problem.catalogue import PROBLEMS as KNOWN
+    from fem_frames.studies.benchmark import ROUTES, check_routes
 
     routes = list(dict.fromkeys(parsed.routes or ROUTES))
     check_routes(parsed.dtypes, routes, parsed.batch)
@@ -105,8 +105,8 @@ def _training_rows(parsed: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def _rows(parsed: argparse.Namespace, routes: list[str]) -> Iterator[dict[str, Any]]:
-    from fem_frames.benchmark import benchmark_rows
     from fem_frames.commands.shared import progress_bar
+    from fem_frames.studies.benchmark import benchmark_rows
 
     cases = list(_cases(parsed, routes))
     with progress_bar("benchmarks", wanted=parsed.json) as progress:
@@ -141,10 +141,10 @@ def _cases(parsed: argparse.Namespace, routes: list[str]) -> Iterator[Any]:
     if parsed.frame is not None or parsed.problem is not None:
         yield lambda: frame_of(parsed)
         return
-    from fem_frames.benchmark import PROBLEMS, SUITE
-    from fem_frames.export import export_frame
-    from fem_frames.hierarchy import MeshHierarchy
-    from fem_frames.problems import make_problem
+    from fem_frames.frame.export import export_frame
+    from fem_frames.mesh.hierarchy import MeshHierarchy
+    from fem_frames.problem.loading import make_problem
+    from fem_frames.studies.benchmark import PROBLEMS, SUITE
 
     def build(dim: int, formulation: str, levels: int) -> Any:
         problem = make_problem(PROBLEMS[dim])

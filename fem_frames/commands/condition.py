@@ -38,9 +38,9 @@ def add(subparsers: Any) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
-    from fem_frames.frame import check_device
-    from fem_frames.plots import check_plot, plot_conditioning
-    from fem_frames.studies import condition_rows
+    from fem_frames.operators.frame import check_device
+    from fem_frames.studies.conditioning import condition_rows
+    from fem_frames.studies.plots import check_plot, plot_conditioning
 
     check_plot(parsed.plot, parsed.force)
     check_device(parsed.device)

@@ -28,10 +28,11 @@ def add(subparsers: Any) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
-    from fem_frames.dolfinx_door import MPI
-    from fem_frames.export import export_frame
+    from fem_frames.fenicsx.door import MPI
+    from fem_frames.fenicsx.refinement import coarse_mesh
     from fem_frames.files import check_new, check_writable
-    from fem_frames.hierarchy import MeshHierarchy, coarse_mesh
+    from fem_frames.frame.export import export_frame
+    from fem_frames.mesh.hierarchy import MeshHierarchy
 
     start = time.perf_counter()
     problem = problem_of(parsed)
@@ -82,21 +83,21 @@ def write_sparse(arrays: Any, degree: int, folder: Path) -> None:
     import numpy as np
     from scipy import sparse
 
-    from fem_frames import assembled
     from fem_frames.files import written_whole
+    from fem_frames.frame import matrices
 
-    data = assembled.quadrature_data(arrays, degree)
-    matrices = {"D": assembled.quadrature_differential(arrays, degree), "H": assembled.synthesis(arrays)}
+    data = matrices.quadrature_data(arrays, degree)
+    made = {"D": matrices.quadrature_differential(arrays, degree), "H": matrices.synthesis(arrays)}
     for f in arrays.families:
         for index in range(1, len(arrays.levels)):
-            matrices[f"P_{f.name}_{arrays.first_level + index:02d}"] = assembled.prolongation(arrays, index, f.name)
+            made[f"P_{f.name}_{arrays.first_level + index:02d}"] = matrices.prolongation(arrays, index, f.name)
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
         raise ValueError(f"cannot make the folder {folder}: {error.strerror}") from error
     for old in folder.glob("P_*_[0-9][0-9].npz"):  # of an export with more levels
         old.unlink()
-    for name, matrix in matrices.items():
+    for name, matrix in made.items():
         with written_whole(folder / f"{name}.npz") as file:
             sparse.save_npz(file, sparse.csr_matrix(matrix))  # a matrix: older SciPy cannot load arrays
     with written_whole(folder / "C.npz") as file:

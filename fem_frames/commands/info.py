@@ -42,27 +42,27 @@ def collect() -> dict[str, Any]:
         except ImportError:
             found[module] = "absent"
     try:
-        from fem_frames import dolfinx_door
+        from fem_frames.fenicsx import door
     except ImportError as error:
         found["dolfinx"] = f"absent ({error.__cause__ or error})"
     else:
-        found |= dolfinx_door.versions() | {"petsc": _petsc()}
+        found |= door.versions() | {"petsc": _petsc()}
     return found | {"blas": _blas(), "devices": devices, "cores": os.cpu_count()}
 
 
 def _petsc() -> str:
     try:
-        from fem_frames import petsc_door
+        from fem_frames.fenicsx import petsc
     except ImportError as error:
         return f"absent ({error.__cause__})"
-    return petsc_door.version()
+    return petsc.version()
 
 
 def _products(torch: Any) -> dict[str, Any]:
     """How CUDA multiplies unless told otherwise, as training does; nothing where torch has no CUDA."""
     if torch.version.cuda is None:
         return {}
-    from training.devices import product_settings
+    from training.run.devices import product_settings
 
     return {f"cuda_{name}": value for name, value in product_settings().items()}
 

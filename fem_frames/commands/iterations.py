@@ -44,8 +44,8 @@ def add(subparsers: Any) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
-    from fem_frames.frame import check_device
-    from fem_frames.studies import iteration_rows
+    from fem_frames.operators.frame import check_device
+    from fem_frames.studies.iterations import iteration_rows
 
     if not 0 < parsed.tol < 1:
         raise ValueError(f"--tol is {parsed.tol}; give a relative residual between 0 and 1")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fem_frames.commands.shared import declare, declare_force, declare_problem_file, declare_samples, load_run, show
-from fem_frames.plots import check_plot
+from fem_frames.studies.plots import check_plot
 
 
 def add(subparsers: Any) -> None:
@@ -28,8 +28,8 @@ def run(parsed: argparse.Namespace) -> None:
     if not 0 <= parsed.samples <= 6 or parsed.seed < 0:
         raise ValueError(f"--samples {parsed.samples} --seed {parsed.seed}: draw 0 to 6 solutions, no negative seed")
     check_plot(parsed.out, parsed.force)
-    from fem_frames.solution_plots import RunCurve, SolutionPanel, plot_runs
-    from training.log import LOG, read_log
+    from fem_frames.studies.solution_plots import RunCurve, SolutionPanel, plot_runs
+    from training.run.log import LOG, read_log
 
     names = [folder.absolute().name for folder in parsed.runs]
     labels = {f: name if names.count(name) == 1 else str(f) for f, name in zip(parsed.runs, names, strict=True)}
@@ -42,7 +42,7 @@ def run(parsed: argparse.Namespace) -> None:
     with_solutions = [folder for folder in parsed.runs if parsed.samples]
     for folder in with_solutions:
         surrogate = load_run(argparse.Namespace(folder=folder, problem=parsed.problem, set=parsed.set))
-        from fem_frames.tables import values_of
+        from fem_frames.frame.level_matrices import values_of
         from training.metrics import reference_solutions
 
         y = surrogate.problem.parameters.sample(parsed.samples, parsed.seed)

@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 from fem_frames.commands.shared import declare
-from fem_frames.problems import PROBLEMS
+from fem_frames.problem.catalogue import PROBLEMS
 
 
 def add(subparsers: Any) -> None:

@@ -20,7 +20,7 @@ from fem_frames.commands.shared import (
     show,
 )
 from fem_frames.files import check_new
-from fem_frames.plots import check_plot
+from fem_frames.studies.plots import check_plot
 
 
 def add(subparsers: Any) -> None:
@@ -53,8 +53,8 @@ def add(subparsers: Any) -> None:
 def run(parsed: argparse.Namespace) -> None:
     y = parameters_of(parsed.y)
     surrogate = load_run(parsed)
-    from fem_frames.solvers import ConvergenceError
-    from fem_frames.tables import values_of
+    from fem_frames.frame.level_matrices import values_of
+    from fem_frames.solvers.conjugate_gradients import ConvergenceError
     from training.output import check_format, write_fields
 
     check_plot(parsed.plot, parsed.force)
@@ -87,7 +87,7 @@ def run(parsed: argparse.Namespace) -> None:
     if parsed.out is not None:
         write_fields(surrogate.arrays, fields, parsed.out)
     if parsed.plot is not None:
-        from fem_frames.solution_plots import plot_solution
+        from fem_frames.studies.solution_plots import plot_solution
 
         plot_solution(surrogate.arrays, fields, parsed.plot, title=f"{surrogate.problem.name}, y = {parsed.y}")
     record: dict[str, Any] = {"error_bound": float(bound[0]), "relative": float(found.relative[0])}

@@ -47,8 +47,8 @@ def run(parsed: argparse.Namespace) -> None:
         import petsc4py
 
         petsc4py.init(["fem-frames", *parsed.petsc_arguments])  # before anything imports PETSc
-    from fem_frames.dolfinx_door import MPI
-    from fem_frames.sweep import Sweep, run_sweep
+    from fem_frames.fenicsx.door import MPI
+    from fem_frames.fenicsx.sweep import Sweep, run_sweep
 
     comm = MPI.COMM_WORLD
     start = time.perf_counter()

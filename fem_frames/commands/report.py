@@ -43,8 +43,8 @@ def add(subparsers: Any) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
+    from training.experiments.earlier_reports import read_report
     from training.experiments.report import PAGE, REPORT, write_report
-    from training.experiments.saved import read_report
 
     from_runs = not (is_there(parsed.experiment) and parsed.experiment.is_file())
     if from_runs and not parsed.experiment.is_dir():
@@ -81,8 +81,8 @@ def run(parsed: argparse.Namespace) -> None:
 
 def _collect(parsed: argparse.Namespace) -> dict[str, Any]:
     """The report of a folder, with what `--add` and `--fresh-seed` ask for."""
+    from training.experiments.earlier_reports import fill_in, read_report
     from training.experiments.report import collect
-    from training.experiments.saved import fill_in, read_report
 
     others = {path: read_report(path) for path in parsed.add}
     for path, other in others.items():
@@ -125,7 +125,7 @@ def _cells(parsed: argparse.Namespace) -> list[Any]:
 
 
 def _evaluate(cells: list[Any], seed: int) -> dict[str, Any]:
-    from training.experiments.fresh import evaluate_fresh
+    from training.experiments.new_samples import evaluate_fresh
 
     with progress_bar("evaluated", wanted=True) as progress:
         return evaluate_fresh(cells, seed, progress)

@@ -51,8 +51,8 @@ def add(subparsers: Any) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
-    from fem_frames.plots import check_plot, plot_rounding
-    from fem_frames.studies import rounding_rows
+    from fem_frames.studies.plots import check_plot, plot_rounding
+    from fem_frames.studies.rounding import rounding_rows
 
     check_plot(parsed.plot, parsed.force)
     arrays, problem = frame_of(parsed)

@@ -13,10 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fem_frames.arrays import FORMULATIONS, FrameArrays
-from fem_frames.mesh import Floats
-from fem_frames.problem import REFINEMENTS, Problem
-from fem_frames.problems import PROBLEMS, make_problem, recorded_problem
+from fem_frames.frame.arrays import FORMULATIONS, FrameArrays
+from fem_frames.mesh.geometry import Floats
+from fem_frames.problem.catalogue import PROBLEMS
+from fem_frames.problem.definition import REFINEMENTS, Problem
+from fem_frames.problem.loading import make_problem, recorded_problem
 
 
 def declare(
@@ -150,7 +151,7 @@ def parameters_of(text: str) -> list[float]:
 
 def samples_of(parsed: argparse.Namespace, problem: Problem) -> Floats:
     """(N, p) random parameters; with --samples 0 the one in the middle."""
-    from fem_frames.studies import nominal_parameters
+    from fem_frames.studies.levels import nominal_parameters
 
     if parsed.samples < 0 or parsed.seed < 0:
         raise ValueError(f"--samples {parsed.samples} --seed {parsed.seed}: give numbers that are not negative")
@@ -181,8 +182,8 @@ def frame_of(parsed: argparse.Namespace) -> tuple[FrameArrays, Problem]:
         return arrays, problem
     if parsed.problem is None or parsed.levels is None:
         raise ValueError("give --problem and --levels, or --frame with a file written by `fem-frames export`")
-    from fem_frames.export import export_frame
-    from fem_frames.hierarchy import MeshHierarchy
+    from fem_frames.frame.export import export_frame
+    from fem_frames.mesh.hierarchy import MeshHierarchy
 
     problem = problem_of(parsed)
     hierarchy = MeshHierarchy.from_problem(problem, parsed.levels)

@@ -70,8 +70,8 @@ def run(parsed: argparse.Namespace) -> None:
 
 def _default_workers() -> int:
     """One for each core; on another device one, which has it to itself."""
-    from training.assembly import choose_device
-    from training.runs import cores
+    from training.run.building import choose_device
+    from training.run.store import cores
 
     return cores() if choose_device(None).type == "cpu" else 1
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fem_frames.commands.shared import declare, options_of, show
-from fem_frames.problems import is_file
+from fem_frames.problem.loading import is_file
 from training.configuration import Configuration, setting_texts, setting_types
 from training.recipes import RECIPES
 
@@ -51,8 +51,8 @@ def _declare_settings(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
-    from training.runs import RESULT, check_same, read_record, saved_configuration
-    from training.trainer import train
+    from training.run.store import RESULT, check_same, read_record, saved_configuration
+    from training.run.trainer import train
 
     for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
         if int(os.environ.get(name, "1")) > 1:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fem_frames.files import lock
-from training import runs
 from training.configuration import Configuration, Resolved
-from training.log import LOG, is_record, read_log
+from training.run import store
+from training.run.log import LOG, is_record, read_log
 
 Status = Literal["new", "partial", "done", "diverged"]
 
@@ -59,19 +59,19 @@ class Cell:
         return self.configuration.resolved()
 
     def state(self) -> State:
-        result, failure = self.read(runs.RESULT), self.read(runs.FAILURE)
+        result, failure = self.read(store.RESULT), self.read(store.FAILURE)
         if result is not None:
             return State("done", result["steps"], result["seconds"], result["loss"])
         if failure is not None:
             return State("diverged", failure["step"], failure["seconds"])
-        if not (self.folder / runs.SETTINGS).exists():
+        if not (self.folder / store.SETTINGS).exists():
             return State("new")
         last = last_record(self.folder / LOG)
         return State("partial", last.get("step", 0), last.get("seconds") or 0.0, last.get("loss"))
 
     def read(self, name: str) -> dict[str, Any] | None:
         """A JSON file of the run, if it is there."""
-        return runs.read_record(self.folder / name)
+        return store.read_record(self.folder / name)
 
     def records(self) -> list[dict[str, Any]]:
         """The log of the run."""
@@ -79,10 +79,10 @@ class Cell:
 
     def busy(self) -> bool:
         """Whether a process is at work on it."""
-        if not (self.folder / runs.LOCK).is_file():
+        if not (self.folder / store.LOCK).is_file():
             return False
         try:
-            lock(self.folder / runs.LOCK, patience=-1.0).close()
+            lock(self.folder / store.LOCK, patience=-1.0).close()
         except ValueError:
             return True
         except OSError:  # someone else's folder, which nothing here can be at work on
@@ -91,9 +91,9 @@ class Cell:
 
     def check_settings(self) -> None:
         """A ValueError if the folder holds a run with other settings."""
-        if (self.folder / runs.SETTINGS).exists():
-            saved = runs.saved_configuration(self.folder).record()
-            runs.check_same(saved, self.resolved.record(), str(self.folder))
+        if (self.folder / store.SETTINGS).exists():
+            saved = store.saved_configuration(self.folder).record()
+            store.check_same(saved, self.resolved.record(), str(self.folder))
 
 
 def last_record(path: Path, tail: int = 4096) -> Mapping[str, Any]:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from fem_frames.plots import pyplot
-from fem_frames.solution_plots import COLORS, save, symbol
+from fem_frames.studies.plots import pyplot
+from fem_frames.studies.solution_plots import COLORS, save, symbol
 from training.experiments.report import EXCESSES
 
 STYLES = {"float16": ":", "float16 mixed": ":", "float32": "--", "float64": "-"}

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fem_frames.arrays import FrameArrays
-from fem_frames.mesh import Floats
-from fem_frames.problems import recorded_problem
+from fem_frames.frame.arrays import FrameArrays
+from fem_frames.mesh.geometry import Floats
+from fem_frames.problem.loading import recorded_problem
 from training.configuration import Configuration
 from training.description import describe_net
 from training.surrogate import FRAME, Surrogate

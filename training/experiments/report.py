@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from fem_frames.files import written_whole
-from training import runs
 from training.experiments.cells import Cell
 from training.experiments.overview import duration
 from training.experiments.protocol import (
@@ -28,6 +27,7 @@ from training.experiments.protocol import (
 )
 from training.experiments.runner import preset_of
 from training.recipes import best
+from training.run import store
 
 REPORT, PAGE = "report.json", "report.md"
 POINTS = 200  # of a curve at most
@@ -51,7 +51,7 @@ def collect(
             rows.append(_collect_row(row, cell) | {"fresh": (fresh or {}).get(row.cell)})
             optimizers.add(row.configuration.optimizer)
             curves[row.cell] = _curve(cell)
-            done = cell.read(runs.RESULT) or cell.read(runs.FAILURE)
+            done = cell.read(store.RESULT) or cell.read(store.FAILURE)
             if done is not None:
                 known = {key: done.get(key) for key in ("device", "threads", "machine", "versions")}
                 circumstances.add(json.dumps(known, sort_keys=True))
@@ -108,7 +108,7 @@ def _collect_row(row: Row, cell: Cell) -> dict[str, Any]:
         status: str = state.status
     except ValueError:
         status = "other settings"
-    result, failure = cell.read(runs.RESULT) or {}, cell.read(runs.FAILURE) or {}
+    result, failure = cell.read(store.RESULT) or {}, cell.read(store.FAILURE) or {}
     test = result.get("test") or {}
     return {
         "labels": list(row.labels),

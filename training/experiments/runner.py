@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fem_frames.files import check_file, check_writable, is_there, refuse_links, written_whole
-from fem_frames.problems import is_file
-from training import runs
+from fem_frames.problem.loading import is_file
 from training.experiments.cells import Cell
 from training.experiments.overview import Overview
 from training.experiments.protocol import PRESETS
-from training.signals import StopSignals
+from training.run import store
+from training.run.signals import StopSignals
 
 MARK = "experiment.json"
 POLL = 0.2  # seconds
@@ -183,12 +183,12 @@ class _Runner:
 
 def _tidy(cell: Cell) -> None:
     """Removes checkpoints of a cell that is done: up to gigabytes, of no more use."""
-    if (cell.folder / runs.CHECKPOINTS).exists() and cell.state().status == "done" and not cell.busy():
-        shutil.rmtree(cell.folder / runs.CHECKPOINTS, ignore_errors=True)
+    if (cell.folder / store.CHECKPOINTS).exists() and cell.state().status == "done" and not cell.busy():
+        shutil.rmtree(cell.folder / store.CHECKPOINTS, ignore_errors=True)
 
 
 def _start(cell: Cell, workers: int) -> _Work:
-    resume = (cell.folder / runs.SETTINGS).exists()
+    resume = (cell.folder / store.SETTINGS).exists()
     if not resume:  # those of a run that was removed may be of another protocol
         with written_whole(cell.settings) as file:
             file.write(cell.resolved.to_toml().encode())
@@ -197,7 +197,7 @@ def _start(cell: Cell, workers: int) -> _Work:
     command += [str(cell.settings), "--out", str(cell.folder)]
     if is_file(cell.resolved.problem):  # settings do not choose code, who started the experiment does
         command += ["--problem", cell.resolved.problem]
-    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, runs.cores() // workers))
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, store.cores() // workers))
     with cell.output.open("ab") as output:
         said = output.tell()
         # A session of its own: Ctrl-C comes from here, once, and not from the terminal too.

@@ -1,0 +1,55 @@
+"""Between DOLFINx's degrees of freedom and nodal values in our numbering, on each rank.
+
+Local numbers are those of the (mixed) space `whole`, owned ones come first; d dimension.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fem_frames.fenicsx import door
+from fem_frames.fenicsx.door import fem
+from fem_frames.mesh.geometry import Floats, Ints, facets_of
+from fem_frames.mesh.simplices import facet_vectors, find
+
+
+def node_dofs(V: fem.FunctionSpace, whole: fem.FunctionSpace) -> tuple[Ints, Ints]:
+    """Of a P1 (sub)space: owned local dofs in the numbering of `whole`, and the input node of each."""
+    index_map = whole.dofmap.index_map
+    node = np.full(index_map.size_local + index_map.num_ghosts, -1, np.int64)
+    node[door.dofs(V)] = door.nodes(V.mesh)
+    owned = np.flatnonzero(node[: index_map.size_local] >= 0)
+    return owned, door.input_nodes(V.mesh)[node[owned]]
+
+
+def facet_dofs(V: fem.FunctionSpace, whole: fem.FunctionSpace, facets: Ints) -> tuple[Ints, Ints, Floats]:
+    """Of an RT0 subspace: owned dofs in the local numbering of `whole`, the row of `facets` of each, and factors.
+
+    `facets` has the input nodes of all facets. A dof is the flux to the positive side of `mesh.simplices`, times
+    its factor; releases and dimensions differ in it, so it comes from the dofs of constant fields.
+    """
+    mesh, index_map = V.mesh, whole.dofmap.index_map
+    d, count = mesh.topology.dim, index_map.size_local + index_map.num_ghosts
+    table = np.sort(facets_of(door.input_nodes(mesh)[door.nodes(mesh)]), axis=2)  # (K, d+1, d)
+    place, normal, values = np.full(count, -1, np.int64), np.ones((count, d)), np.zeros((count, d))
+    place[door.dofs(V)] = find(table.reshape(-1, d), facets).reshape(table.shape[:2])  # facet i leaves out corner i
+    x = np.zeros((int(facets.max()) + 1, d))
+    x[door.input_nodes(mesh)] = door.coordinates(mesh)
+    normal[door.dofs(V)] = facet_vectors(x, table.reshape(-1, d)).reshape(table.shape)
+    alone, to_whole = V.collapse()
+    for axis, constant in enumerate(np.eye(d)):
+        function = fem.Function(alone)
+        function.interpolate(lambda at, constant=constant: np.outer(constant, np.ones(at.shape[1])))
+        values[np.asarray(to_whole), axis] = function.x.array
+    owned = np.flatnonzero(place[: index_map.size_local] >= 0)
+    factor = (values * normal).sum(axis=1) / (normal**2).sum(axis=1)
+    return owned, place[owned], factor[owned]
+
+
+def global_node_dofs(V: fem.FunctionSpace, whole: fem.FunctionSpace, wanted: Ints) -> Ints:
+    """Of a P1 subspace: the dofs of input nodes that this rank's cells have, in the global numbering of `whole`."""
+    of_node = np.full(int(wanted.max(initial=-1)) + 1, -1, np.int64)
+    local, node = door.dofs(V).ravel(), door.input_nodes(V.mesh)[door.nodes(V.mesh)].ravel()
+    here = node < len(of_node)
+    of_node[node[here]] = whole.dofmap.index_map.local_to_global(local[here].astype(np.int32))
+    return of_node[wanted]

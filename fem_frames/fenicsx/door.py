@@ -1,0 +1,367 @@
+"""The one door to DOLFINx: every call that differs between the releases 0.5, 0.9 and 0.11 is here.
+
+It needs no PETSc, which DOLFINx may come without: assembly and solvers are behind `petsc.py`. Modules take MPI, fem
+and ufl from here, so that one place says what is missing.
+
+Affine simplices in dimension d = 1, 2, 3 and float64. Tables have one row for each cell this rank owns.
+"Input" numbers are rows of the arrays a mesh was made from: unlike DOLFINx's own numbers they depend
+neither on the release nor on the number of ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+# DOLFINx 0.5 loads the reference BLAS; torch imported after it would bind to that and be five times slower.
+with contextlib.suppress(ImportError):
+    import torch  # noqa: F401
+
+import numpy as np
+import numpy.typing as npt
+
+from fem_frames.fenicsx.absence import FEniCSxError, no_fenicsx
+
+try:
+    import basix
+    import dolfinx
+    import ufl
+    from dolfinx import cpp, fem, io
+    from dolfinx import mesh as dmesh
+    from mpi4py import MPI
+except ModuleNotFoundError as error:
+    raise no_fenicsx(error) from error
+
+from fem_frames.files import one_line
+from fem_frames.mesh.coarse import Grid, MeshArrays
+from fem_frames.mesh.geometry import Floats, Ints, orient
+from fem_frames.mesh.simplices import facet_vectors, simplices
+
+# DOLFINx lets libraries loaded after it share their symbols; the kernels of torch.compile, all of one name, would then
+# be mixed up and write where they must not.
+if hasattr(sys, "getdlopenflags"):
+    sys.setdlopenflags(sys.getdlopenflags() & ~os.RTLD_GLOBAL)
+
+_OLD = not hasattr(basix, "ufl")  # before 0.7 elements came from UFL
+if not _OLD:
+    import basix.ufl
+
+_NAMES = (None, "interval", "triangle", "tetrahedron")
+REFINES_INTERVALS = not _OLD
+
+if (0, 5) < tuple(int(n) for n in dolfinx.__version__.split(".")[:2]) < (0, 9):
+    raise FEniCSxError(f"DOLFINx {dolfinx.__version__} is not supported, 0.5 and 0.9 or newer are")
+# 0.5 has no name for the scalars it was built with: there they are always PETSc's.
+_SCALARS = fem.petsc.PETSc.ScalarType if _OLD else dolfinx.default_scalar_type
+if np.issubdtype(_SCALARS, np.complexfloating):
+    raise FEniCSxError("this DOLFINx has complex scalars; fem-frames needs one with real ones")
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _compiling(function: Callable[P, T]) -> Callable[P, T]:
+    """The function, in which FFCx may compile: without the lines that it logs, and with the remedy where it fails."""
+
+    @functools.wraps(function)
+    def quiet(*args: P.args, **kwargs: P.kwargs) -> T:
+        before = logging.root.manager.disable
+        logging.disable(max(before, logging.INFO))
+        try:
+            return function(*args, **kwargs)
+        except OSError as error:
+            raise ValueError(
+                f"FFCx cannot write what it compiles: {one_line(error)}; set HOME, or XDG_CACHE_HOME and "
+                "XDG_CONFIG_HOME, to a folder that can be written and has room"
+            ) from error
+        except Exception as error:
+            if type(error).__name__ not in ("VerificationError", "CompileError"):  # of cffi and distutils
+                raise
+            raise ValueError(
+                f"the C compiler that FFCx calls fails: {one_line(error)}; is there room in TMPDIR and XDG_CACHE_HOME?"
+            ) from error
+        finally:
+            logging.disable(before)
+
+    return quiet
+
+
+# ---- meshes ---------------------------------------------------------------------------------------------
+
+
+@_compiling
+def generate(grid: Grid) -> MeshArrays:
+    """DOLFINx's generated mesh of a grid, as arrays."""
+    comm, d = MPI.COMM_SELF, len(grid.shape)
+    if d == 1:
+        mesh = dmesh.create_interval(comm, grid.shape[0], [grid.lower[0], grid.upper[0]])
+    elif d == 2:
+        mesh = dmesh.create_rectangle(comm, [np.array(grid.lower), np.array(grid.upper)], list(grid.shape))
+    else:
+        mesh = dmesh.create_box(comm, [np.array(grid.lower), np.array(grid.upper)], list(grid.shape))
+    return arrays_of(mesh)
+
+
+@_compiling
+def create(points: Floats, cells: Ints, comm: MPI.Comm) -> dmesh.Mesh:
+    """Mesh distributed over the ranks of comm, from arrays that rank 0 gives (the others' are not read)."""
+    points, cells = np.ascontiguousarray(points), np.ascontiguousarray(cells, np.int64)
+    gdim = comm.bcast(points.shape[1])
+    if comm.rank:
+        points, cells = np.zeros((0, gdim)), np.zeros((0, gdim + 1), np.int64)
+    name = _NAMES[gdim]
+    if _OLD:
+        domain = ufl.Mesh(ufl.VectorElement("Lagrange", ufl.Cell(name, geometric_dimension=gdim), 1))
+        return dmesh.create_mesh(comm, cells, points, domain, ghost_mode=dmesh.GhostMode.none)
+    return dmesh.create_mesh(
+        comm, cells=cells, x=points, e=ufl.Mesh(basix.ufl.element("Lagrange", name, 1, shape=(gdim,)))
+    )
+
+
+@_compiling
+def refine(coarse: dmesh.Mesh) -> tuple[dmesh.Mesh, Ints]:
+    """(fine mesh, (cells,) coarse cell of each of its cells) by DOLFINx: every edge is halved. On one rank.
+
+    Intervals only where `REFINES_INTERVALS`.
+    """
+    coarse.topology.create_entities(1)
+    if _OLD:
+        fine, parent, _ = cpp.refinement.plaza_refine_data(
+            coarse._mesh, False, cpp.refinement.RefinementOptions.parent_cell
+        )
+        fine = dmesh.Mesh(fine, ufl.Mesh(coarse.ufl_domain().ufl_coordinate_element()))
+    else:
+        fine, parent, _ = dmesh.refine(coarse, partitioner=None, option=dmesh.RefinementOption.parent_cell)
+    return fine, np.asarray(parent, np.int64)[input_cells(fine)]  # parents come in input order
+
+
+def arrays_of(mesh: dmesh.Mesh, cell_tags: Any = None, facet_tags: Any = None) -> MeshArrays:
+    """Gathers a DOLFINx mesh, distributed or not, on every rank; points sorted by their coordinates.
+
+    The order does not depend on the release or on the number of ranks. Untagged cells get region 0.
+    """
+    d, comm = mesh.topology.dim, mesh.comm
+    if (
+        mesh.topology.cell_type != getattr(dmesh.CellType, str(_NAMES[d]))
+        or mesh.geometry.dim != d
+        or nodes(mesh).shape[1] != d + 1
+    ):
+        raise ValueError(
+            "the DOLFINx mesh must consist of straight intervals, triangles or tetrahedra in R^1, R^2 or R^3"
+        )
+    for tags, dim in ((cell_tags, d), (facet_tags, d - 1)):
+        if tags is not None and tags.dim != dim:
+            raise ValueError(
+                f"tags of dimension {tags.dim} stand where those of dimension {dim} are expected; "
+                "give (mesh, cell tags, facet tags), None for those you do not have"
+            )
+    x, cells = coordinates(mesh), nodes(mesh)
+    regions = np.zeros(len(cells), np.int64)
+    if cell_tags is not None:
+        own = cell_tags.indices < len(cells)
+        regions[cell_tags.indices[own]] = cell_tags.values[own]
+    facets, tags = _tagged_facets(mesh, facet_tags) if facet_tags is not None else (np.zeros((0, d), np.int64), [])
+    number = mesh.geometry.index_map().local_to_global(np.arange(len(x), dtype=np.int32))
+    parts = comm.allgather((number, x, number[cells], regions, number[facets], np.asarray(tags, np.int64)))
+    numbers, x, cells, regions, facets, tags = (np.concatenate([part[i] for part in parts]) for i in range(6))
+    numbers, first = np.unique(numbers, return_index=True)
+    # Coordinates that different releases compute differ by rounding.
+    points = x[first]
+    order = np.lexsort(np.round(points / np.abs(points).max(initial=1e-300), 11).T[::-1] + 0.0)
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    points, gathered = points[order], np.sort(place[np.searchsorted(numbers, cells)], axis=1)
+    order = np.lexsort(gathered.T[::-1])
+    return MeshArrays(
+        points=points,
+        cells=orient(points, gathered[order]),
+        regions=regions[order],
+        facets=place[np.searchsorted(numbers, facets)].reshape(-1, d),
+        facet_tags=tags,
+    )
+
+
+def _tagged_facets(mesh: dmesh.Mesh, tags: Any) -> tuple[Ints, npt.NDArray]:
+    """Rows of coordinates(mesh) of the tagged facets next to cells of this rank, and their tags."""
+    topology, d = mesh.topology, mesh.topology.dim
+    topology.create_connectivity(d - 1, d)
+    topology.create_connectivity(d - 1, 0)
+    topology.create_connectivity(d, 0)
+    node_of_vertex = np.full(topology.index_map(0).size_local + topology.index_map(0).num_ghosts, -1, np.int64)
+    cell_vertices = topology.connectivity(d, 0)
+    for cell, row in enumerate(nodes(mesh)):
+        node_of_vertex[cell_vertices.links(cell)] = row
+    to_vertices = topology.connectivity(d - 1, 0)
+    facets = [node_of_vertex[to_vertices.links(f)] for f in tags.indices]
+    # A facet between ranks is known to both: it counts where it is owned.
+    keep = [i for i, f in enumerate(tags.indices) if f < topology.index_map(d - 1).size_local and facets[i].min() >= 0]
+    return np.array([facets[i] for i in keep], np.int64).reshape(-1, d), np.asarray(tags.values)[keep]
+
+
+def is_mesh(candidate: Any) -> bool:
+    return isinstance(candidate, dmesh.Mesh)
+
+
+def _table(table: Any, width: int, mesh: dmesh.Mesh) -> npt.NDArray:
+    owned = mesh.topology.index_map(mesh.topology.dim).size_local
+    return np.asarray(getattr(table, "array", table)).reshape(-1, width)[:owned]
+
+
+def nodes(mesh: dmesh.Mesh) -> Ints:
+    """(cells, d+1) rows of coordinates(mesh)."""
+    geometry = mesh.geometry
+    table = geometry.dofmaps[0] if hasattr(geometry, "dofmaps") else geometry.dofmap
+    if hasattr(table, "links"):
+        return _table(table, len(table.links(0)) if table.num_nodes else mesh.topology.dim + 1, mesh).astype(np.int64)
+    return _table(table, table.shape[1], mesh).astype(np.int64)
+
+
+def coordinates(mesh: dmesh.Mesh) -> Floats:
+    """(nodes, d) coordinates, ghosts included."""
+    return np.asarray(mesh.geometry.x[:, : mesh.geometry.dim], np.float64)
+
+
+def input_cells(mesh: dmesh.Mesh) -> Ints:
+    """(cells,) input number of every cell."""
+    return _table(mesh.topology.original_cell_index, 1, mesh)[:, 0].astype(np.int64)
+
+
+def input_nodes(mesh: dmesh.Mesh) -> Ints:
+    """(nodes,) input number of every row of coordinates(mesh)."""
+    return np.asarray(mesh.geometry.input_global_indices, np.int64)
+
+
+# ---- spaces ---------------------------------------------------------------------------------------------
+
+
+@_compiling
+def space(mesh: dmesh.Mesh, *families: str) -> fem.FunctionSpace:
+    """Space of lowest order of a family, such as "P", or the mixed space of several."""
+    make, cell = (ufl.FiniteElement, mesh.ufl_cell()) if _OLD else (basix.ufl.element, _NAMES[mesh.topology.dim])
+    elements = [make(family, cell, 1) for family in families]
+    if len(elements) > 1:
+        elements = [ufl.MixedElement(*elements) if _OLD else basix.ufl.mixed_element(elements)]
+    return (fem.FunctionSpace if _OLD else fem.functionspace)(mesh, elements[0])
+
+
+@_compiling
+def quadrature_space(mesh: dmesh.Mesh, degree: int) -> fem.FunctionSpace:
+    """Functions that are known at the points of quadrature(d, degree)."""
+    name = _NAMES[mesh.topology.dim]
+    if _OLD:
+        element = ufl.FiniteElement("Quadrature", mesh.ufl_cell(), degree, quad_scheme="default")
+        return fem.FunctionSpace(mesh, element)
+    return fem.functionspace(mesh, basix.ufl.quadrature_element(name, scheme="default", degree=degree))
+
+
+def dofs(V: fem.FunctionSpace) -> Ints:
+    """(cells, n) local dofs; those of a subspace in the numbering of the whole space."""
+    return _table(V.dofmap.list, V.dofmap.dof_layout.num_dofs, V.mesh).astype(np.int64)
+
+
+# ---- the reference cell ---------------------------------------------------------------------------------
+
+
+def quadrature(d: int, degree: int) -> tuple[Floats, Floats]:
+    """Points (Q, d) and weights (Q,) on the reference simplex; the scheme DOLFINx integrates with."""
+    points, weights = basix.make_quadrature(getattr(basix.CellType, str(_NAMES[d])), degree)
+    return np.asarray(points).reshape(-1, d), np.asarray(weights)
+
+
+def barycentric_quadrature(d: int, degree: int) -> tuple[Floats, Floats]:
+    """The same scheme on any simplex: barycentric points (Q, d+1), the hats' values there, and weights (Q,), sum 1."""
+    points, weights = quadrature(d, degree)
+    return np.concatenate([1 - points.sum(axis=1, keepdims=True), points], axis=1), weights / weights.sum()
+
+
+def tabulate(d: int, points: Floats) -> tuple[Floats, Floats]:
+    """P1 on the reference simplex: values (n, d+1) and derivatives (n, d+1, d) at points (n, d)."""
+    cell, variant = getattr(basix.CellType, str(_NAMES[d])), basix.LagrangeVariant.gll_warped
+    table = basix.create_element(basix.ElementFamily.P, cell, 1, variant).tabulate(1, points)
+    table = np.asarray(table).reshape(d + 1, len(points), d + 1)
+    return table[0], np.moveaxis(table[1:], 0, -1)
+
+
+def tabulate_facets(d: int, points: Floats) -> tuple[Floats, Floats]:
+    """RT0 on the reference simplex, flux 1 through each facet: values (n, d+1, d) and divergences (n, d+1).
+
+    Facets in the order of `mesh.simplices`, oriented as there; P1 for d = 1.
+    """
+    if d == 1:
+        values, derivatives = tabulate(1, points)
+        return values[..., None], derivatives[..., 0]
+    cell, variant = getattr(basix.CellType, str(_NAMES[d])), basix.LagrangeVariant.legendre
+    element = basix.create_element(basix.ElementFamily.RT, cell, 1, variant)
+    corners, facets = np.concatenate([np.zeros((1, d)), np.eye(d)]), simplices(np.arange(d + 1)[None], d - 1)[0]
+    both = np.concatenate([points, corners[facets].mean(axis=1)])
+    # basix counts facets by the corner they leave out, which is the other way round.
+    table = np.asarray(element.tabulate(1, both)).reshape(d + 1, len(both), d + 1, d)[:, :, ::-1]
+    middle = table[0, len(points) :]  # (d+1, d+1, d) in the middle of each facet, each function
+    flux = np.einsum("ffi,fi->f", middle, facet_vectors(corners, facets))
+    table = table[:, : len(points)] / flux[:, None]
+    return table[0], np.einsum("inci->nc", table[1:])
+
+
+# ---- forms and output -----------------------------------------------------------------------------------
+
+
+@_compiling
+def compile_form(form: Any) -> Any:
+    """A UFL form, ready to be assembled."""
+    return fem.form(form)
+
+
+def integral(form: Any, comm: MPI.Comm) -> float:
+    """Value of a compiled scalar form over all ranks."""
+    return float(comm.allreduce(fem.assemble_scalar(form)))
+
+
+def nodal_function(mesh: dmesh.Mesh, values: Floats, name: str) -> fem.Function:
+    """P1 function with the given values (N,) at the input nodes."""
+    V = space(mesh, "P")
+    function = fem.Function(V)
+    function.name = name
+    function.x.array[dofs(V)] = np.asarray(values)[input_nodes(mesh)[nodes(mesh)]]
+    function.x.scatter_forward()
+    return function
+
+
+@_compiling
+def cell_function(mesh: dmesh.Mesh, values: Floats, name: str) -> fem.Function:
+    """Vectors (K, d), constant on the input cells."""
+    d = values.shape[1]
+    V = fem.VectorFunctionSpace(mesh, ("DG", 0)) if _OLD else fem.functionspace(mesh, ("DG", 0, (d,)))
+    function = fem.Function(V)
+    function.name = name
+    of_cell = dofs(V)[:, 0]
+    function.x.array.reshape(-1, d)[of_cell] = np.asarray(values)[input_cells(mesh)]
+    function.x.scatter_forward()
+    return function
+
+
+def write_xdmf(path: str | Path, points: Floats, cells: Ints, **fields: Floats) -> None:
+    """XDMF and HDF5 for ParaView: a mesh given as arrays, and by name fields at points (N,) or on cells (K, d)."""
+    mesh = create(points, cells, MPI.COMM_SELF)
+    with io.XDMFFile(MPI.COMM_SELF, str(path), "w") as file:
+        file.write_mesh(mesh)
+        for name, values in fields.items():
+            make = nodal_function if np.ndim(values) == 1 else cell_function
+            file.write_function(make(mesh, values, name))
+
+
+def versions() -> dict[str, str]:
+    """Versions of the FEniCSx stack as it runs here."""
+    mpi = MPI.Get_library_version().split("\n")[0].strip("\0 ,")
+    return {
+        "dolfinx": dolfinx.__version__,
+        "basix": basix.__version__,
+        "ufl": getattr(ufl, "__version__", "unknown"),
+        "mpi": mpi,
+    }

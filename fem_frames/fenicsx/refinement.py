@@ -1,0 +1,160 @@
+"""Refinement by DOLFINx: from a coarse mesh to nested meshes, in a numbering of our own.
+
+N points, K cells, F boundary facets, d dimension.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fem_frames.fenicsx import door
+from fem_frames.fenicsx.door import MPI
+from fem_frames.mesh.coarse import Grid, MeshArrays
+from fem_frames.mesh.geometry import Floats, Ints, boundary_facets, row_keys
+from fem_frames.mesh.gmsh import read_gmsh
+from fem_frames.mesh.hierarchy import Level, MeshHierarchy
+from fem_frames.problem.definition import REFINEMENTS, whole_number
+
+CELL_LIMIT = 2**28  # of the finest mesh, which has to fit into memory
+
+
+def refine(coarse: MeshArrays, levels: int, refinement: str = "red") -> MeshHierarchy:
+    """The hierarchy of `levels` uniform refinements of a coarse mesh, on this rank alone."""
+    levels = whole_number(levels, "levels", least=0)
+    if refinement not in REFINEMENTS:
+        raise ValueError(f"refinement is {refinement!r}; choose from {', '.join(REFINEMENTS)}")
+    if len(coarse.cells) * 2 ** (coarse.dimension * levels) > CELL_LIMIT:
+        raise ValueError(f"levels = {levels} would make more than {CELL_LIMIT:.1e} cells; use fewer levels")
+    by_dolfinx = refinement == "dolfinx" and (coarse.dimension > 1 or door.REFINES_INTERVALS)
+    halve = door.refine if by_dolfinx else refine_red
+    # Ascending vertices: those of a grid's tetrahedra are then in the order that keeps them alike when refined.
+    mesh = door.create(coarse.points, np.sort(coarse.cells, axis=1), MPI.COMM_SELF)
+    cell_number = door.input_cells(mesh)
+    facets = boundary_facets(coarse.cells)
+    meshes = [Level(np.sort(coarse.cells, axis=1), np.zeros((0, 2), np.int64), facets, np.arange(len(facets)))]
+    points = np.array(coarse.points)
+    for _ in range(levels):
+        fine, parent = halve(mesh)
+        level, points, cell_number = _renumber(meshes[-1], points, fine, cell_number[parent])
+        meshes.append(level)
+        mesh = fine
+    return MeshHierarchy(points, tuple(meshes), coarse.regions, _facet_tags(coarse, facets), refinement)
+
+
+# Edges of a simplex by their ends; its 2^d children by its corners and, counted on from them, midpoints of its edges.
+_EDGES = {1: [[0, 1]], 2: [[0, 1], [0, 2], [1, 2]], 3: [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]}
+_CHILDREN = {
+    1: [[0, 2], [2, 1]],
+    2: [[0, 3, 4], [3, 1, 5], [4, 5, 2], [3, 5, 4]],
+    3: [
+        *([0, 4, 5, 6], [4, 1, 7, 8], [5, 7, 2, 9], [6, 8, 9, 3]),  # at the corners
+        *([4, 5, 6, 8], [4, 5, 7, 8], [5, 6, 8, 9], [5, 7, 8, 9]),  # of the octahedron, cut along the edge 5-8
+    ],
+}
+
+
+def refine_red(coarse: Any) -> tuple[Any, Ints]:
+    """Like `door.refine`, but into halves, four triangles similar to their parent, or eight tetrahedra after Bey.
+
+    DOLFINx itself cuts triangles by their longest edge if their edges differ by a factor of √2 or more, which
+    right isosceles triangles meet exactly: what it does to them hangs on rounding, and conditions frames worse.
+    Bey's rule takes the order of a cell's vertices into account: tetrahedra of at most three shapes come from one, and
+    cubes cut into six along ascending paths (Kuhn) stay so cut on all levels, every inner point like any other.
+    """
+    x, cells = door.coordinates(coarse), door.nodes(coarse)
+    d = cells.shape[1] - 1
+    corners, children = np.array(_EDGES[d]), np.array(_CHILDREN[d])
+    edges = np.sort(cells[:, corners], axis=-1).reshape(-1, 2)
+    key, middle = np.unique(row_keys(edges, len(x)), return_inverse=True)
+    ends = np.stack(np.divmod(key, len(x)), axis=1)
+    vertices = np.concatenate([cells, len(x) + middle.reshape(len(cells), -1)], axis=1)
+    fine = door.create(
+        np.concatenate([x, x[ends].mean(axis=1)]), vertices[:, children].reshape(-1, d + 1), MPI.COMM_SELF
+    )
+    return fine, door.input_cells(fine) // 2**d
+
+
+def coarse_mesh(source: Any) -> MeshArrays:
+    """The coarse mesh of whatever `Problem.mesh` may be. Collective if that is a distributed DOLFINx mesh."""
+    if isinstance(source, MeshArrays):
+        return source
+    if isinstance(source, Grid):
+        return door.generate(source)
+    if isinstance(source, str | Path):
+        return read_gmsh(source)
+    parts = source if isinstance(source, tuple | list) else (source,)
+    if parts and door.is_mesh(parts[0]):
+        return door.arrays_of(*parts[:3])  # newer readers of gmsh files give more than mesh and tags
+    raise ValueError(
+        f"a mesh cannot be made from {type(source).__name__}: give a Grid, MeshArrays, the path of a gmsh file, "
+        "a DOLFINx mesh, or DOLFINx's (mesh, cell tags, facet tags)"
+    )
+
+
+def _renumber(coarse: Level, points: Floats, fine: Any, parent: Ints) -> tuple[Level, Floats, Ints]:
+    """The level of DOLFINx's fine mesh in our numbering, all its points, and our numbers of its cells.
+
+    `parent` (K,) is our number of the coarse cell that each fine cell lies in.
+    """
+    table, x = door.nodes(fine), door.coordinates(fine)
+    d, count = x.shape[1], len(points)
+    corners = coarse.cells[parent]  # (K, d+1) of the parent, ascending
+    origin = points[corners[:, 0]]
+    jacobian = np.swapaxes(points[corners[:, 1:]] - origin[:, None], 1, 2)  # (K, d, d)
+    local = np.einsum("kij,knj->kni", np.linalg.inv(jacobian), x[table] - origin[:, None])
+    barycentric = np.concatenate([1 - local.sum(axis=-1, keepdims=True), local], axis=-1)  # (K, d+1, d+1)
+    halves = np.rint(2 * barycentric)
+    assert np.abs(halves / 2 - barycentric).max() < 1e-6, "DOLFINx's refinement is not nested"
+    # A vertex is a corner of the parent (one weight 1) or halves an edge of it (two weights 1/2).
+    low = np.take_along_axis(corners, (halves > 0).argmax(axis=-1), axis=1)
+    high = np.take_along_axis(corners, d - (halves[..., ::-1] > 0).argmax(axis=-1), axis=1)
+    ends_of_node = np.zeros((len(x), 2), np.int64)
+    ends_of_node[table] = np.stack([low, high], axis=-1)
+    new = ends_of_node[:, 0] != ends_of_node[:, 1]
+    # In the order of the cells they lie in: what is gathered from cells to points then comes from the cache.
+    first_parent = np.full(len(x), len(coarse.cells))
+    np.minimum.at(first_parent, table, parent[:, None])
+    key = row_keys(ends_of_node[new], count)
+    order = np.lexsort((key, first_parent[new]))
+    number = ends_of_node[:, 0].copy()
+    number[np.flatnonzero(new)[order]] = count + np.arange(len(order))
+    ends = np.stack(np.divmod(key[order], count), axis=1)
+    cells = np.sort(number[table], axis=1)
+    position = np.lexsort((*cells.T[::-1], parent))
+    assert (parent[position] == np.repeat(np.arange(len(coarse.cells)), 2**d)).all(), "a cell has not 2^d children"
+    cell_number = np.empty(len(cells), np.int64)
+    cell_number[position] = np.arange(len(cells))
+    all_points = np.concatenate([points, points[ends].mean(axis=1)])
+    cells = cells[position]
+    facets = boundary_facets(cells)
+    level = Level(cells, ends, facets, _facet_origin(coarse, facets, ends, count))
+    return level, all_points, cell_number
+
+
+def _facet_origin(coarse: Level, facets: Ints, ends: Ints, count: int) -> Ints:
+    """(F,) boundary facet of level 0 that each boundary facet of the refinement of `coarse` lies in."""
+    both = np.concatenate([np.repeat(np.arange(count)[:, None], 2, axis=1), ends])[facets]  # (F, d, 2)
+    both = np.sort(both.reshape(len(facets), -1), axis=1)
+    first = np.concatenate([np.ones((len(both), 1), bool), both[:, 1:] != both[:, :-1]], axis=1)
+    parent_facet = both[first].reshape(len(facets), -1)  # its corners: d of them
+    # Boundary points are numbered among themselves: a number for each facet then fits into 64 bits.
+    outer = np.unique(coarse.facets)
+    keys = row_keys(np.searchsorted(outer, coarse.facets), len(outer))
+    wanted = row_keys(np.searchsorted(outer, parent_facet), len(outer))
+    order = np.argsort(keys)
+    found = order[np.searchsorted(keys, wanted, sorter=order)]
+    assert (keys[found] == wanted).all(), "a boundary facet lies in no boundary facet of its parent"
+    return coarse.facet_origin[found]
+
+
+def _facet_tags(coarse: MeshArrays, facets: Ints) -> Ints:
+    tags = np.full(len(facets), -1, np.int64)
+    given = {
+        int(k): int(t) for k, t in zip(row_keys(coarse.facets, len(coarse.points)), coarse.facet_tags, strict=True)
+    }
+    for i, key in enumerate(row_keys(facets, len(coarse.points))):
+        tags[i] = given.get(int(key), -1)
+    return tags

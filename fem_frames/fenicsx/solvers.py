@@ -1,0 +1,185 @@
+"""PETSc's linear solvers, with our defaults for (E) and (LS), and options of their own.
+
+(E): conjugate gradients with algebraic multigrid. (LS): LU, or conjugate gradients with a preconditioner for u and one
+for the flux. On triangles the flux is H(curl) turned by a right angle, where hypre's AMS takes the curls of hats into
+account, as the frame does.
+
+K cells of this rank, d dimension.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fem_frames.fenicsx.door import MPI
+from fem_frames.fenicsx.petsc import PETSc
+from fem_frames.frame.arrays import FORMULATIONS
+from fem_frames.mesh.geometry import Floats, Ints
+from fem_frames.messages import option
+
+_solver_numbers = itertools.count()
+_BLOCKS = {
+    "pc_type": "fieldsplit",
+    "pc_fieldsplit_type": "additive",
+    "fieldsplit_u_ksp_type": "preonly",
+    "fieldsplit_u_pc_type": "hypre",
+    "fieldsplit_sigma_ksp_type": "preonly",
+    "fieldsplit_sigma_pc_type": "hypre",
+    "fieldsplit_sigma_pc_hypre_type": "ams",
+}
+SOLVERS: dict[str, dict[str, Any]] = {
+    "cg": {"ksp_type": "cg", "ksp_rtol": 1e-12, "ksp_max_it": 1000},
+    "lu": {"ksp_type": "preonly", "pc_type": "lu", "pc_factor_mat_solver_type": "mumps"},
+}
+
+
+def choose_solver(formulation: str, solver: str | None, dimension: int | None = None) -> str:
+    """The solver asked for, or the default of the formulation; a ValueError if they do not fit."""
+    if formulation not in FORMULATIONS:
+        raise ValueError(f"formulation is {formulation!r}; choose from {', '.join(FORMULATIONS)}")
+    solver = solver or ("cg" if formulation == "energy" else "lu")
+    if solver not in SOLVERS:
+        raise ValueError(f"solver is {solver!r}; choose from {', '.join(SOLVERS)}")
+    if solver == "cg" and formulation != "energy" and dimension in (1, 3):
+        other = ", or `fem_frames.solve`, which needs none" if dimension == 3 else ""
+        raise ValueError(
+            f"least squares has no multigrid in dimension {dimension}; use {option('solver', 'lu')}{other}"
+        )
+    return solver
+
+
+@dataclass(frozen=True, eq=False)
+class FluxBlock:
+    """What a preconditioner for (u, σ) needs to know of the dofs that this rank owns."""
+
+    owned: tuple[Ints, Ints]  # local numbers of those of u, and of σ
+    differences: tuple[Ints, Ints, Floats]  # σ dofs (local), u dofs (global) and weights: fluxes of the curls of hats
+    constants: Floats  # (σ dofs, d) those of constant fields
+
+
+class KrylovSolver:
+    """A KSP with our defaults, PETSc's command line over them, and `given` over both.
+
+    They get a prefix of this solver alone: PETSc reads some of them late, and no other solver shall read them.
+    """
+
+    def __init__(self, comm: MPI.Comm, solver: str, given: Mapping[str, Any], block: FluxBlock | None = None) -> None:
+        defaults = dict(SOLVERS[solver])
+        if solver == "cg" and block is None:
+            defaults["pc_type"] = "hypre" if _has_hypre(comm) else "gamg"
+        elif solver == "cg":
+            if not _has_hypre(comm):
+                raise ValueError("this PETSc has no hypre, whose AMS the flux needs; use " + option("solver", "lu"))
+            defaults |= _BLOCKS
+        shared = {key: v for key, v in PETSc.Options().getAll().items() if not key.startswith("fem_frames_")}
+        self._comm, self._settings = comm, {**defaults, **shared, **given}
+        self._block = block if solver == "cg" else None
+        self._curls: PETSc.Mat | None = None
+        try:
+            self._make()
+        except PETSc.Error as error:
+            self._forget_options()
+            why = " ".join(str(error).split())
+            raise ValueError(f"PETSc refuses the options {dict(given) or shared}: {why}") from error
+
+    def _make(self) -> None:
+        prefix = f"fem_frames_{next(_solver_numbers)}_"
+        self._options = {prefix + key: value for key, value in self._settings.items()}
+        for key, value in self._options.items():
+            PETSc.Options()[key] = value
+        self.ksp = PETSc.KSP().create(self._comm)
+        self.ksp.setOptionsPrefix(prefix)
+        self.ksp.setFromOptions()
+
+    def _forget_options(self) -> None:
+        """Takes options out of PETSc's database, which at the end would report those that nobody asked for."""
+        for key in self._options:
+            PETSc.Options().delValue(key)
+        self._options = {}
+
+    def __call__(self, A: PETSc.Mat, b: PETSc.Vec, x: PETSc.Vec) -> None:
+        """Solves A x = b; a RuntimeError if that does not converge."""
+        if self._block is not None and not self._options:  # used before: hypre's AMS keeps parts of its first matrix
+            self.ksp.destroy()
+            self._make()
+        self.ksp.setOperators(A)
+        if self._block is not None:
+            self._set_up_blocks(A, self._block)
+        self.ksp.solve(b, x)
+        self._forget_options()  # after the first solve all that is read late is read
+        reason = self.ksp.getConvergedReason()
+        if reason < 0 and self.ksp.getPC().getType() == "lu":
+            raise RuntimeError(
+                f"PETSc's LU failed: {_reason_name(reason)}; the matrix is singular or badly scaled: is the "
+                "coefficient or the domain extremely large or small?"
+            )
+        if reason < 0:
+            raise RuntimeError(
+                f"PETSc did not converge in {self.ksp.getIterationNumber()} iterations: {_reason_name(reason)}; "
+                f"try {option('solver', 'lu')}, more iterations (-ksp_max_it) or a larger tolerance (-ksp_rtol)"
+            )
+
+    def _set_up_blocks(self, A: PETSc.Mat, block: FluxBlock) -> None:
+        pc = self.ksp.getPC()
+        if pc.getType() != "fieldsplit":  # by an option
+            return
+        first = A.getOwnershipRange()[0]
+        sets = [PETSc.IS().createGeneral((first + own).astype(PETSc.IntType), A.comm) for own in block.owned]
+        pc.setFieldSplitIS(("u", sets[0]), ("sigma", sets[1]))
+        self.ksp.setUp()
+        flux = pc.getFieldSplitSubKSP()[1].getPC()
+        if flux.getType() == "hypre" and flux.getHYPREType() == "ams":
+            self._curls = self._curls or self._differences(A, block)
+            flux.setHYPREDiscreteGradient(self._curls)
+            vectors = []
+            for values in block.constants.T:
+                vector = PETSc.Vec().createMPI((len(values), PETSc.DETERMINE), comm=A.comm)
+                vector.array[:] = values
+                vectors.append(vector)
+            flux.setHYPRESetEdgeConstantVectors(*vectors)
+
+    @staticmethod
+    def _differences(A: PETSc.Mat, block: FluxBlock) -> PETSc.Mat:
+        """The matrix that gives the fluxes of the curl of a hat, rows σ, columns u, both numbered on their own."""
+        number, comm = A.createVecRight(), A.comm.tompi4py()
+        starts = [comm.exscan(len(own)) or 0 for own in block.owned]  # None on rank 0
+        for own, start in zip(block.owned, starts, strict=True):
+            number.array[own] = start + np.arange(len(own))
+        rows, columns, weights = block.differences
+        sizes = [(len(own), PETSc.DETERMINE) for own in block.owned]
+        G = PETSc.Mat().createAIJ((sizes[1], sizes[0]), nnz=2, comm=A.comm)
+        G.setUp()
+        places = number.array[rows].astype(PETSc.IntType), _values_at(number, columns).astype(PETSc.IntType)
+        for row, column, weight in zip(*places, weights, strict=True):
+            G.setValue(row, column, weight)
+        G.assemble()
+        return G
+
+
+def _values_at(vector: PETSc.Vec, places: Ints) -> Floats:
+    """Entries of a distributed vector at global numbers, wherever they are."""
+    index = PETSc.IS().createGeneral(places.astype(PETSc.IntType), PETSc.COMM_SELF)
+    found = PETSc.Vec().createSeq(len(places))
+    scatter = PETSc.Scatter().create(vector, index, found, None)
+    scatter.scatter(vector, found, mode=PETSc.ScatterMode.FORWARD)
+    return np.asarray(found.array)
+
+
+def _has_hypre(comm: MPI.Comm) -> bool:
+    try:
+        PETSc.PC().create(comm).setType("hypre")
+    except PETSc.Error:
+        return False
+    return True
+
+
+def _reason_name(reason: int) -> str:
+    names = PETSc.KSP.ConvergedReason
+    return next(
+        (name for name in dir(names) if name.startswith("DIVERGED") and getattr(names, name) == reason), str(reason)
+    )

@@ -1,0 +1,330 @@
+"""Reference solutions for many samples, in shards: a run that was killed continues where it stopped.
+
+While a run lasts, FILE.parts holds its plan and the shards that are done; at the end they become FILE, at once.
+Shards do not depend on the number of ranks, so a run may be continued with more or fewer of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from fem_frames.fenicsx import door, petsc
+from fem_frames.fenicsx.door import MPI
+from fem_frames.fenicsx.parallel import end_if_orphaned, on_root, together, together_in_steps
+from fem_frames.fenicsx.reference import ReferenceSolver
+from fem_frames.fenicsx.refinement import coarse_mesh
+from fem_frames.fenicsx.solvers import choose_solver
+from fem_frames.files import check_writable, is_there, lock, refuse_links, written_whole
+from fem_frames.frame.export import essential_data, neumann_load
+from fem_frames.frame.solutions import ReferenceSolutions
+from fem_frames.mesh.coarse import Grid, MeshArrays
+from fem_frames.mesh.geometry import Floats
+from fem_frames.mesh.hierarchy import MeshHierarchy
+from fem_frames.messages import option
+from fem_frames.problem.definition import Problem, whole_number
+
+SAMPLE_LIMIT = 10**7
+OUR_FILES = ("plan.json", "shard-*.npz", ".*.part", "lock")  # in the folder of shards
+Progress = Callable[[int, int], None]  # samples done, samples in all
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Which samples of which problem to solve, and how."""
+
+    problem: Problem
+    levels: int
+    samples: int
+    seed: int = 0
+    formulation: str = "energy"
+    solver: str | None = None
+    petsc_options: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "levels", self.problem.check_levels(self.levels))
+        object.__setattr__(self, "samples", whole_number(self.samples, "samples"))
+        object.__setattr__(self, "seed", whole_number(self.seed, "seed", least=0))
+        if self.samples > SAMPLE_LIMIT:
+            raise ValueError(f"samples is {self.samples}; one sweep takes at most {SAMPLE_LIMIT}")
+        mesh = self.problem.mesh  # of others the dimension is known when they are read
+        dimension = mesh.box.shape[1] if isinstance(mesh, Grid | MeshArrays) else None
+        object.__setattr__(self, "solver", choose_solver(self.formulation, self.solver, dimension))
+
+    def plan(self) -> dict[str, Any]:
+        """What decides the numbers, as JSON: a run is continued only with an equal plan."""
+        plan = {
+            "problem": self.problem.name,
+            "options": dict(self.problem.options),
+            "refinement": self.problem.refinement,
+            "digest": problem_digest(self.problem, self.levels, self.formulation),
+            "levels": self.levels,
+            "samples": self.samples,
+            "seed": self.seed,
+            "formulation": self.formulation,
+            "solver": self.solver,
+            # Those that only show something decide no numbers.
+            "petsc_options": {
+                name: str(value)
+                for name, value in (self.petsc_options or {}).items()
+                if not re.search(r"monitor|view|log|left", name)
+            },
+        }
+        return dict(json.loads(json.dumps(plan)))
+
+    def shards(self) -> list[range]:
+        """Consecutive samples: at most 64 shards, except that none has more than 64 samples."""
+        size = int(np.clip(-(-self.samples // 64), 1, 64))
+        return [range(i, min(i + size, self.samples)) for i in range(0, self.samples, size)]
+
+
+def run_sweep(
+    sweep: Sweep,
+    out: str | Path,
+    *,
+    distribute: str = "samples",
+    force: bool = False,
+    progress: Progress | None = None,
+    comm: MPI.Comm = MPI.COMM_WORLD,
+) -> ReferenceSolutions:
+    """Solves what is not solved yet, writes `out`, and returns its content on every rank. Collective.
+
+    `distribute`: "samples" gives each rank shards of its own, "mesh" solves each sample on all ranks.
+    A complete `out` of an equal sweep is not solved again; any other is kept unless `force`.
+    """
+    if distribute not in ("samples", "mesh"):
+        raise ValueError(f"distribute is {distribute!r}; choose samples or mesh")
+    out = Path(out).absolute()
+    parts = out.with_name(out.name + ".parts")
+    # Gathered before the ranks part: a distributed DOLFINx mesh takes all of them.
+    sweep = replace(sweep, problem=replace(sweep.problem, mesh=coarse_mesh(sweep.problem.mesh)))
+    plan = on_root(comm, sweep.plan)
+    held = together(comm, lambda: _hold(out, parts, plan, force) if comm.rank == 0 else None)
+    try:
+        if not comm.bcast(held is not None):
+            return on_root(comm, lambda: ReferenceSolutions.load(out))
+        _solve_missing(sweep, plan, parts, distribute, progress, comm)
+        return on_root(comm, lambda: _join(plan, len(sweep.shards()), out, parts))
+    except BaseException:
+        if held is not None and not any(parts.glob("shard-*")):  # nothing is done that is worth a folder
+            _remove(parts)
+        raise
+    finally:
+        if held is not None:
+            held.close()
+
+
+def _solve_missing(
+    sweep: Sweep, plan: dict[str, Any], parts: Path, distribute: str, progress: Progress | None, comm: MPI.Comm
+) -> None:
+    y = sweep.problem.parameters.sample(sweep.samples, sweep.seed)
+    shards = sweep.shards()
+    missing = on_root(comm, lambda: [i for i, _ in enumerate(shards) if not _complete(parts, i, y[shards[i]])])
+
+    def show_progress() -> None:
+        if progress is not None and comm.rank == 0:
+            progress(_done(parts, shards), sweep.samples)
+
+    def solve_shard(solve: ReferenceSolver, i: int) -> ReferenceSolutions:
+        return ReferenceSolutions.stack(y[shards[i]], [solve(y[k]) for k in shards[i]], plan)
+
+    def share() -> Iterator[int]:
+        solve = _solver(sweep, MPI.COMM_SELF)
+        for i in missing[comm.rank :: comm.size]:
+            solve_shard(solve, i).save(_shard_file(parts, i))
+            show_progress()
+            yield i
+
+    together(comm, show_progress)
+    if distribute == "samples":
+        together_in_steps(comm, share())
+        together(comm, show_progress)
+        return
+    launcher = os.getppid()
+    solve = _solver(sweep, comm)
+    for i in missing:
+        solutions = solve_shard(solve, i)
+        if comm.size > 1:
+            end_if_orphaned(launcher)
+
+        def finish(i: int = i, solutions: ReferenceSolutions = solutions) -> None:
+            if comm.rank == 0:
+                solutions.save(_shard_file(parts, i))
+            show_progress()
+
+        together(comm, finish)
+
+
+def problem_digest(problem: Problem, levels: int, formulation: str) -> str:
+    """A short name for mesh, coefficient, source and boundary data, which tells apart problems called the same.
+
+    By their values on the finest mesh for three y, rounded: functions have no other identity.
+    """
+    hierarchy = MeshHierarchy.from_problem(problem, levels)
+    y, x, regions = problem.parameters.sample(3, 0), hierarchy.centres()[:, None], hierarchy.regions(problem)
+    fields = essential_data(hierarchy, problem, formulation)
+    values = [
+        hierarchy.points,
+        hierarchy.levels[0].cells,
+        problem.coefficient_values(problem.tabulate(x, regions), y, x),
+        problem.source_values(y, x),
+        *(f.fixed[-1] for f in fields),
+        *(f.lift[-1] for f in fields),
+        neumann_load(hierarchy, problem, formulation),
+        y,
+        problem.quadrature_degree,
+    ]
+    digest = hashlib.sha256()
+    for value in values:
+        array = np.asarray(value, np.float64)
+        size = np.abs(array).max(initial=0.0)
+        digest.update(f"{array.shape} {size:.6e}".encode())
+        digest.update((np.round(array / (size or 1.0), 9) + 0.0).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _solver(sweep: Sweep, comm: MPI.Comm) -> ReferenceSolver:
+    return ReferenceSolver(
+        sweep.problem,
+        sweep.levels,
+        sweep.formulation,
+        solver=sweep.solver,
+        petsc_options=sweep.petsc_options,
+        comm=comm,
+    )
+
+
+def _hold(out: Path, parts: Path, plan: dict[str, Any], force: bool) -> IO[bytes] | None:
+    """Makes the folder of shards ready and holds it against other runs; None if `out` is complete already."""
+    if not force and _is_complete(out, plan) and not parts.exists():
+        return None
+    check_writable(out)
+    if parts.exists():
+        _check_ours(parts)
+    held = lock(parts / "lock")
+    try:
+        # Complete since the run that held the folder ended, or by one that was killed before it removed the folder.
+        complete = not force and _is_complete(out, plan)
+        if not complete:
+            _check_parts(parts, plan, force)
+    except BaseException:
+        held.close()
+        raise
+    for rest in [*parts.glob(".*.part"), *out.resolve().parent.glob(f".{out.resolve().name}.*.part")]:
+        rest.unlink()  # of a write that was killed
+    if complete:
+        _remove(parts)
+        held.close()
+        return None
+    return held
+
+
+def _is_complete(out: Path, plan: dict[str, Any]) -> bool:
+    """Whether `out` holds this sweep; a ValueError if it holds anything else."""
+    if not is_there(out) or not out.is_file():
+        return False
+    try:
+        found = ReferenceSolutions.load(out).record
+    except ValueError as error:
+        raise ValueError(
+            f"{error}; it was left as it is: remove it, choose another name, or replace it by {option('force')}"
+        ) from error
+    if {key: found.get(key) for key in plan} != plan:
+        raise ValueError(
+            f"{out} holds another sweep ({_difference(found, plan)}): "
+            f"choose another name, or replace it by {option('force')}"
+        )
+    return True
+
+
+def _check_ours(parts: Path) -> None:
+    """A ValueError if the folder of shards is none, or has anything in it that a sweep does not put there."""
+    advice = "remove it, or choose another name than " + parts.name.removesuffix(".parts")
+    if parts.exists() and not parts.is_dir():
+        raise ValueError(f"{parts} is in the way of the folder for unfinished work: {advice}")
+    try:
+        names = [p.name for p in parts.iterdir()]
+    except FileNotFoundError:  # removed a moment ago, by the run that held it
+        return
+    refuse_links(parts)
+    foreign = [name for name in names if not any(fnmatch.fnmatch(name, known) for known in OUR_FILES)]
+    if foreign:
+        raise ValueError(f"{parts} holds {foreign[0]}, which is not of this program: {advice}")
+
+
+def _remove(parts: Path) -> None:
+    """Removes what sweeps put into the folder, and the folder if nothing else is in it."""
+    for known in OUR_FILES:
+        for file in parts.glob(known):
+            file.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        parts.rmdir()
+
+
+def _check_parts(parts: Path, plan: dict[str, Any], force: bool) -> None:
+    """The folder of shards is of this plan from here on; a ValueError if it is of another."""
+    head, shards = parts / "plan.json", list(parts.glob("shard-*"))
+    if shards and not force:
+        try:
+            found = dict(json.loads(head.read_text()))
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            raise ValueError(
+                f"{parts} holds shards but no plan that can be read: remove it, or replace it by {option('force')}"
+            ) from error
+        if found != plan:
+            raise ValueError(
+                f"{parts} is an unfinished run of another sweep ({_difference(found, plan)}): "
+                f"remove it, or replace it by {option('force')}"
+            )
+    else:
+        for old in shards:
+            old.unlink()
+        with written_whole(head) as file:
+            file.write(json.dumps(plan, indent=2).encode())
+
+
+def _difference(found: Mapping[str, Any], plan: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{key} {found.get(key)!r} instead of {value!r}" for key, value in plan.items() if found.get(key) != value
+    )
+
+
+def _shard_file(parts: Path, i: int) -> Path:
+    return parts / f"shard-{i:04d}.npz"
+
+
+def _complete(parts: Path, i: int, y: Floats) -> bool:
+    file = _shard_file(parts, i)
+    if not file.exists():
+        return False
+    try:
+        return bool(np.array_equal(ReferenceSolutions.load(file).y, y))
+    except ValueError:  # damaged from outside: solved again
+        return False
+
+
+def _done(parts: Path, shards: list[range]) -> int:
+    return sum(len(shard) for i, shard in enumerate(shards) if _shard_file(parts, i).exists())
+
+
+def _join(plan: dict[str, Any], count: int, out: Path, parts: Path) -> ReferenceSolutions:
+    pieces = [ReferenceSolutions.load(_shard_file(parts, i)) for i in range(count)]
+    joined = ReferenceSolutions(
+        y=np.concatenate([piece.y for piece in pieces]),
+        fields={name: np.concatenate([piece.fields[name] for piece in pieces]) for name in pieces[0].fields},
+        loss=np.concatenate([piece.loss for piece in pieces]),
+        record={**plan, **door.versions(), "petsc": petsc.version()},
+    )
+    joined.save(out)
+    _remove(parts)
+    return joined

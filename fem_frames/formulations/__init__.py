@@ -1,0 +1,1 @@
+"""Variational formulations over a frame, one per file."""

@@ -1,0 +1,128 @@
+"""The energy formulation (E), in one to three dimensions.
+
+B samples, K finest cells, Q quadrature points in a cell, L local dofs, N nodal values, Nhat frame coefficients.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fem_frames.formulations.formulation import ErrorNorm, Formulation
+from fem_frames.frame import level_matrices
+from fem_frames.operators.cells import CellScalars, flat_first
+from fem_frames.operators.checking import is_plain, unseen
+from fem_frames.operators.frame import Frame, make_synthesis
+from fem_frames.operators.linear import dot
+from fem_frames.operators.recursion import SparseOperator
+from fem_frames.problem.definition import Problem
+
+
+class Energy(Formulation):
+    """(E): minimise ½ ⟨a_y ∇u, ∇u⟩ - ⟨f_y, u⟩ - ⟨h, u⟩ on the Neumann boundary."""
+
+    name = "energy"
+    factor = 0.5
+    norms = (ErrorNorm("energy", "energy norm", "√∫ a |∇e|²", "discrete solution"),)
+
+    def __init__(self, frame: Frame, problem: Problem) -> None:
+        super().__init__(frame, problem)
+        arrays = frame.arrays
+        free, lift = arrays.fields[0].free[-1], arrays.fields[0].lift[-1]
+        # What does not depend on y: in float64, then rounded once.
+        nodal, on_lift = arrays.neumann_load[free], float(arrays.neumann_load @ lift)
+        if not callable(problem.source):
+            f = np.full(self._points.shape[:2], float(problem.source))
+            nodal = nodal + level_matrices.nodal_functionals(arrays, f)
+            on_lift += float(np.einsum("k,q,kq,kq->", arrays.volumes, arrays.rule_weights, f, self._lift_values()))
+        self._fixed = torch.as_tensor(nodal)[None].to(self.wide).to(frame.device)  # (1, N)
+        exact = make_synthesis(arrays, torch.float64, torch.device("cpu"))
+        on_frame = self.rounded(exact.T(torch.as_tensor(nodal)[None]), "the load")
+        self._fixed_on_frame = on_frame.to(frame.device)  # (1, Nhat)
+        self._on_lift = on_lift
+
+    def C(self, y: Tensor) -> CellScalars:
+        # The gradient is constant on cells, so the mean of a_y is all that enters, exact if a_y is constant there.
+        a = self.mean(self.coefficient(y))
+        rounded = self.rounded(a, "the coefficient a")
+        tests = unseen(rounded)
+        if tests is not None and self.wide != self.frame.dtype:
+            tests.append((rounded > 0).all())
+        if is_plain(a) and self.wide != self.frame.dtype and not (rounded > 0).all():
+            raise ValueError(
+                f"a_y has values down to {float(a.min()):.2g}, which are zero in {self.frame.dtype}: "
+                "scale the problem, or use bfloat16 or float32"
+            )
+        return CellScalars(rounded, self.frame.arrays.dimension)
+
+    def local_matrices(self, y: Tensor) -> Tensor:
+        return self._laplacians[..., None] * self.mean(self.coefficient(y))[:, None, None]
+
+    def functional(self, y: Tensor) -> Tensor:
+        if not callable(self.problem.source):
+            return self._fixed
+        local = torch.einsum("kql,kqb->klb", self._hats, self.source(y))
+        return self._wide_localisation.T(flat_first(local, y if y.ndim == 2 else y[None])) + self._fixed
+
+    def state_load(self, y: Tensor) -> Tensor:
+        return -self.C(y)(self._lift.expand(self.check_parameters(y).shape[0], -1)) if self.lifted else 0 * self._lift
+
+    def constant(self, y: Tensor) -> Tensor:
+        value = -self.lift_functional(y)
+        if self.lifted:
+            lift = self._lift.expand(self.check_parameters(y).shape[0], -1)
+            value = value + 0.5 * dot(self.C(y)(lift), lift)
+        return value.expand(self.check_parameters(y).shape[0])
+
+    def loss(self, w: Tensor, y: Tensor) -> Tensor:
+        self.check_coefficients(w, y)
+        states = self.states(w)
+        energy = 0.5 * dot(self.C(y)(states), states) - dot(self.frame_functional(y), w)
+        return energy - self.lift_functional(y)
+
+    def loss_and_residual(self, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        self.check_coefficients(w, y)
+        states, load = self.states(w), self.frame_functional(y)
+        product = self.C(y)(states)
+        energy = 0.5 * dot(product, states) - dot(load, w) - self.lift_functional(y)
+        return energy, (self.frame.D.T(product) - load).reshape(w.shape)
+
+    def frame_functional(self, y: Tensor) -> Tensor:
+        return super().frame_functional(y) if callable(self.problem.source) else self._fixed_on_frame
+
+    def lift_functional(self, y: Tensor) -> Tensor:
+        """(B or 1,) ⟨f_y, lift⟩ + ⟨h, lift⟩."""
+        value = torch.full((1,), self._on_lift, dtype=self.wide, device=self.frame.device)
+        if not callable(self.problem.source) or not self.frame.arrays.fields[0].lift[-1].any():
+            return value
+        return value + (self.source(y) * self._weighted_lift[..., None]).sum((0, 1))
+
+    def _lift_values(self) -> np.ndarray:
+        """(K, Q) the lift at the quadrature points."""
+        arrays = self.frame.arrays
+        return arrays.fields[0].lift[-1][arrays.levels[-1].cells] @ arrays.rule_points.T
+
+    @cached_property
+    def _laplacians(self) -> Tensor:
+        """(K, L, L) local matrices for a = 1."""
+        local = level_matrices.local_states(self.frame.arrays)  # (K, m, L)
+        return self._as_data(np.einsum("kml,kmn->kln", local, local))
+
+    @cached_property
+    def _hats(self) -> Tensor:
+        """(K, Q, L) values of the hats at the quadrature points, times the weights of these."""
+        arrays = self.frame.arrays
+        return self._as_data(np.einsum("k,q,ql->kql", arrays.volumes, arrays.rule_weights, arrays.rule_points))
+
+    @cached_property
+    def _weighted_lift(self) -> Tensor:
+        """(K, Q) the lift at the quadrature points, times the weights of these."""
+        arrays = self.frame.arrays
+        return self._as_data(np.einsum("k,q,kq->kq", arrays.volumes, arrays.rule_weights, self._lift_values()))
+
+    @cached_property
+    def _wide_localisation(self) -> SparseOperator:
+        return SparseOperator(level_matrices.localisation_matrix(self.frame.arrays), self.wide, self.frame.device)

@@ -1,0 +1,162 @@
+"""The first-order least-squares formulation (LS), with the flux σ = a_y ∇u as a second field.
+
+Its loss is a sum of squared residuals over cells, evaluated as such: expanded into a quadratic form it would lose all
+digits near the solution. Unlike the energy it measures the error itself, in a norm of its own: that of the functional.
+
+B samples, K finest cells, Q quadrature points in a cell, m = 2d + 1 numbers (g, τ_c, q) in a cell's state.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fem_frames.formulations.flux_residuals import (
+    ConstantFluxResidual,
+    FluxResidual,
+    QuadratureFluxResidual,
+    WeightedFluxResidual,
+)
+from fem_frames.formulations.formulation import ErrorNorm, Formulation
+from fem_frames.frame import level_matrices
+from fem_frames.mesh.simplices import spreads
+from fem_frames.operators.cells import Congruent, cells_last, flat_first
+from fem_frames.operators.frame import Frame
+from fem_frames.problem.definition import Problem
+from fem_frames.solvers.friedrichs import diameters
+
+
+def _norms(flux: str) -> tuple[ErrorNorm, ...]:
+    """The root of the loss is the error in the first; `flux` is its part beside the divergence."""
+    return (
+        ErrorNorm("functional", "norm of the functional", f"√(‖div τ‖² + ‖{flux}‖²)", "exact solution"),
+        ErrorNorm("energy", "energy norm", "√∫ a |∇e|²", "exact solution"),
+    )
+
+
+class LeastSquares(Formulation):
+    """(LS): minimise ‖div σ + f_y‖² + ‖a_y^{-1} σ - ∇u‖².
+
+    With σ = a_y ∇u the first residual is div σ + f; the paper prints -f. The flux is in RT0, which in one dimension is
+    P1.
+    """
+
+    name = "least-squares"
+    factor = 1.0
+    norms = _norms("τ/a - ∇e")
+
+    def __init__(self, frame: Frame, problem: Problem) -> None:
+        super().__init__(frame, problem)
+        arrays, d = frame.arrays, frame.arrays.dimension
+        self._spread_root = self._as_data(np.sqrt(spreads(arrays.points, arrays.levels[-1].cells)) / d)
+        self._offsets = self._as_data((level_matrices.quadrature_points(arrays) - arrays.centres[:, None]) / d)
+        self._volume_roots = self._as_data(np.sqrt(arrays.volumes))[:, None]  # (K, 1)
+        if not callable(problem.source):
+            self._fixed_source = float(problem.source) * self._volume_roots
+
+    def R(self, y: Tensor) -> FluxResidual:
+        """R_y, of which C_y = R_yᵀ R_y."""
+        return self._residual(self.coefficient(y))
+
+    def _residual(self, a: Tensor) -> FluxResidual:
+        inverse, dtype = 1 / a, self.frame.dtype
+        if inverse.shape[1] == 1:
+            return ConstantFluxResidual(inverse, self._spread_root, self.frame.arrays.dimension, dtype)
+        return QuadratureFluxResidual(inverse, self._weights, self._offsets, dtype)
+
+    def weighted_R(self, y: Tensor) -> FluxResidual:
+        """R_y with a_y^{-1/2} σ - a_y^{1/2} ∇u for its flux: that of the weighted formulation."""
+        a = self.coefficient(y)
+        root = a.sqrt()  # a^{-1/2} σ - a^{1/2} ∇u is this times a^{-1} σ - ∇u
+        weights = root if a.shape[1] == 1 else root.repeat_interleave(self.frame.arrays.dimension, dim=1)
+        return WeightedFluxResidual(self._residual(a), weights)
+
+    def C(self, y: Tensor) -> Congruent:
+        return Congruent(self.R(y))
+
+    def local_matrices(self, y: Tensor) -> Tensor:
+        R = self.R(y)
+        local = self._local_states
+        columns = [R.cells(local[:, :, i, None].expand(-1, -1, R.batch or 1)) for i in range(local.shape[2])]
+        residuals = torch.stack(columns, dim=2)  # (K, r, L, B)
+        return torch.einsum("krlb,krnb->klnb", residuals, residuals)
+
+    @cached_property
+    def _local_states(self) -> Tensor:
+        """(K, m, L) states of the local basis functions."""
+        return self._as_data(level_matrices.local_states(self.frame.arrays))
+
+    def residuals(self, R: FluxResidual, states: Tensor, y: Tensor) -> Tensor:
+        """(K, r, B) residuals from the states (B, K m) of lift + F w, with R = R_y, in the wide precision."""
+        return R.cells(cells_last(states, 2 * R.dimension + 1), self.scaled_source(y)[:, None])
+
+    def loss(self, w: Tensor, y: Tensor) -> Tensor:
+        self.check_coefficients(w, y)
+        return self.residuals(self.R(y), self.states(w), y).square().sum((0, 1)) + self.oscillation(y)
+
+    def flux_gaps(self, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """(K, B) ‖a_y^{-1/2} σ - a_y^{1/2} ∇u‖ on each cell, and (B,) ‖div σ + f̄‖, f̄ the means of f_y over cells."""
+        self.check_coefficients(w, y)
+        r = self.residuals(self.weighted_R(y), self.states(w), y)
+        return r[:, 1:].square().sum(1).sqrt(), r[:, 0].square().sum(0).sqrt()
+
+    def loss_and_residual(self, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        self.check_coefficients(w, y)
+        R, source = self.R(y), self.scaled_source(y)[:, None]
+        loss, back = R.squares(cells_last(self.states(w), 2 * R.dimension + 1), source)
+        residual = self.frame.D.T(flat_first(back.to(self.frame.dtype), w))
+        return loss + self.oscillation(y), residual
+
+    def oscillation(self, y: Tensor) -> Tensor:
+        """(B,) or (1,) ‖f - f̄‖², f̄ the means over cells: the part of the loss that no discrete flux can change."""
+        return self.oscillations(y).sum(0)
+
+    def oscillations(self, y: Tensor) -> Tensor:
+        """(K, B), or (1, 1) and (1, B) zeros, ‖f - f̄‖² of the cells."""
+        if not callable(self.problem.source):
+            return torch.zeros(1, 1, dtype=self.wide, device=self.frame.device)
+        f = self.source(y)
+        if f.shape[1] == 1:
+            return f.new_zeros(1, self.check_parameters(y).shape[0])
+        return self._volume_roots**2 * self.mean((f - self.mean(f)[:, None]).square())
+
+    def functional(self, y: Tensor) -> Tensor:
+        return torch.zeros(1, self.frame.arrays.nodal_size, dtype=self.wide, device=self.frame.device)
+
+    def state_load(self, y: Tensor) -> Tensor:
+        y = self.check_parameters(y)
+        R = self.R(y)
+        r = self.residuals(R, self._lift.expand(len(y), -1), y)
+        return flat_first(self.rounded(-R.cells_transposed(r), "the load"), y)
+
+    def constant(self, y: Tensor) -> Tensor:
+        y = self.check_parameters(y)
+        r = self.residuals(self.R(y), self._lift.expand(len(y), -1), y)
+        return r.square().sum((0, 1)) + self.oscillation(y)
+
+    def frame_functional(self, y: Tensor) -> Tensor:
+        return torch.zeros(1, self.frame.frame_size, dtype=self.frame.dtype, device=self.frame.device)
+
+    def scaled_source(self, y: Tensor) -> Tensor:
+        """(K, B) or, for a number, (K, 1) means of f over cells, times |T|^{1/2}."""
+        if callable(self.problem.source):
+            return self._volume_roots * self.mean(self.source(y))
+        return self._fixed_source
+
+    @cached_property
+    def poincare_constants(self) -> Tensor:
+        """(K, 1) diam(T)/π: on a cell T, ‖v‖ ≤ diam(T)/π ‖∇v‖ for all v of mean zero."""
+        return self._as_data(diameters(self.frame.arrays) / np.pi)[:, None]
+
+
+class WeightedLeastSquares(LeastSquares):
+    """Minimise ‖div σ + f_y‖² + ‖a_y^{-1/2} σ - a_y^{1/2} ∇u‖², better conditioned where a_y varies much."""
+
+    name = "weighted-least-squares"
+    norms = _norms("a^{-1/2} τ - a^{1/2} ∇e")
+
+    def R(self, y: Tensor) -> FluxResidual:
+        return self.weighted_R(y)

@@ -1,0 +1,277 @@
+"""From FrameArrays to the tables of P_j, H and D, in NumPy and float64.
+
+H and D are one recursion over levels with different tables,
+
+    state_j = M_j [state_{j-1}; w_j],
+
+the state being nodal values for H and the state of every cell for D. The transpose runs backwards with M_jᵀ.
+
+**State of a cell.** What determines 𝒟u on a cell T: for (E) the gradient g; for (LS) the gradient g, the flux at the
+cell's centre τ_c and its divergence q; m numbers, all scaled by |T|^{1/2}. With this scaling the Euclidean norm of the
+states is a norm in L2, H1-normalised hats have states of order one on every level and in every dimension, and C_y is
+free of |T|, so nothing over- or underflows in half precision.
+
+K_j cells on level j, n_j functions of a family there, L local nodal values of a field on a cell, c of the m numbers in
+a cell's state that a field has, d dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from fem_frames.frame.arrays import FrameArrays, FrameFamily, FrameField
+from fem_frames.frame.sparse import SparseMatrix
+from fem_frames.mesh.geometry import Floats, Ints
+from fem_frames.mesh.simplices import Entries, facet_states, prolongation_entries
+
+
+@dataclass(frozen=True, eq=False)
+class LocalTable:
+    """What a family has on the cells of one level: functions (K_j, n), -1 for none, and their states (K_j, n, c)."""
+
+    functions: Ints
+    states: Floats
+
+
+def state_slices(arrays: FrameArrays) -> dict[str, slice]:
+    """The place of each field in a cell's state: u has its gradient, sigma its value at the centre and divergence."""
+    d = arrays.dimension
+    if arrays.formulation == "energy":
+        return {"u": slice(0, d)}
+    return {"u": slice(0, d), "sigma": slice(d, 2 * d + 1)}
+
+
+def state_size(arrays: FrameArrays) -> int:
+    """m."""
+    return max(part.stop for part in state_slices(arrays).values())
+
+
+def level_volumes(arrays: FrameArrays, index: int) -> Floats:
+    """(K_j,) volumes of the cells of levels[index]."""
+    return np.asarray(arrays.volumes.reshape(len(arrays.levels[index].cells), -1).sum(axis=1))
+
+
+def level_centres(arrays: FrameArrays, index: int) -> Floats:
+    """(K_j, d)"""
+    return np.asarray(arrays.points[arrays.levels[index].cells].mean(axis=1))
+
+
+def nodal_states(arrays: FrameArrays, field: FrameField, index: int) -> Floats:
+    """(K_j, L, c) what the nodal basis contributes to the state of a cell, not scaled."""
+    level = arrays.levels[index]
+    return level.gradients if field.name == "u" else facet_states(arrays.points, level.cells)
+
+
+def nodal_places(arrays: FrameArrays, field: FrameField, index: int = -1) -> Ints:
+    """(K_j, L) numbers of the nodal values of each cell among those of the level."""
+    return arrays.simplices(index % len(arrays.levels), field.degree)[1]
+
+
+@dataclass(frozen=True, eq=False)
+class FamilyStates:
+    """What the functions of a family contribute to the states of cells of their level, not scaled; each pair once."""
+
+    cell: Ints  # (E,)
+    function: Ints  # (E,)
+    states: Floats  # (E, c)
+
+
+def family_states(arrays: FrameArrays, family: FrameFamily, index: int) -> FamilyStates:
+    """Those of levels[index], sorted by cell and function."""
+    field = field_of(arrays, family)
+    table, places = nodal_states(arrays, field, index), nodal_places(arrays, field, index)
+    of_place = family.functions[index].transposed()
+    count = np.diff(of_place.starts)[places].ravel()  # (K L,) functions that have a nodal value of this cell
+    local = np.repeat(np.arange(places.size), count)
+    entry = of_place.starts[places.ravel()][local] + np.arange(len(local)) - (np.cumsum(count) - count)[local]
+    cell, function = local // places.shape[1], of_place.columns[entry]
+    states = table.reshape(places.size, -1)[local] * of_place.weights[entry, None]
+    pair, place = np.unique(cell * of_place.shape[1] + function, return_inverse=True)
+    summed = np.zeros((len(pair), states.shape[1]))
+    np.add.at(summed, place.ravel(), states)
+    return FamilyStates(*np.divmod(pair, of_place.shape[1]), summed)
+
+
+def local_table(arrays: FrameArrays, family: FrameFamily, index: int) -> LocalTable:
+    """The functions of levels[index] by cells."""
+    found, K = family_states(arrays, family, index), len(arrays.levels[index].cells)
+    slot = np.arange(len(found.cell)) - np.searchsorted(found.cell, np.arange(K))[found.cell]
+    shape = (K, int(slot.max(initial=-1)) + 1)
+    table = LocalTable(np.full(shape, -1), np.zeros((*shape, found.states.shape[1])))
+    table.functions[found.cell, slot] = found.function
+    table.states[found.cell, slot] = found.states
+    return table
+
+
+def field_of(arrays: FrameArrays, family: FrameFamily) -> FrameField:
+    return next(f for f in arrays.fields if f.name == family.field)
+
+
+def prolongation_matrix(arrays: FrameArrays, family: FrameFamily, index: int) -> SparseMatrix:
+    """P_j of a family from levels[index - 1] to levels[index]: coefficients of its forms, not normalised."""
+    rows, columns, weights = _prolongation_entries(arrays, family, index)
+    return SparseMatrix.from_entries(rows, columns, weights, (family.level_sizes[index], family.level_sizes[index - 1]))
+
+
+def synthesis_matrices(arrays: FrameArrays) -> list[SparseMatrix]:
+    """M_j of H: nodal values of all fields on the level before and the level's coefficients, to nodal values."""
+    found = []
+    for index in range(len(arrays.levels)):
+        sizes = [len(f.free[index]) for f in arrays.fields]
+        before = [len(f.free[index - 1]) if index else 0 for f in arrays.fields]
+        own = [family.level_sizes[index] for family in arrays.families]
+        parts: list[Entries] = []
+        for k, f in enumerate(arrays.fields):
+            if index:
+                rows, columns, weights = _prolongation_entries(arrays, f, index)
+                parts.append((sum(sizes[:k]) + rows, sum(before[:k]) + columns, weights))
+            row = _numbers(f.free[index], len(f.lift[index]))
+            for i, family in enumerate(arrays.families):
+                if family.field == f.name:
+                    functions = family.functions[index].transposed()
+                    places = np.repeat(row, np.diff(functions.starts))  # of simplices that are free
+                    columns = sum(before) + sum(own[:i]) + functions.columns
+                    parts.append((sum(sizes[:k]) + places, columns, functions.weights))
+        rows, columns, weights = (np.concatenate(a) for a in zip(*parts, strict=True))
+        found.append(SparseMatrix.from_entries(rows, columns, weights, (sum(sizes), sum(before) + sum(own))))
+    return found
+
+
+def differential_matrices(arrays: FrameArrays) -> list[SparseMatrix]:
+    """M_j of D: states of the parents and the level's coefficients, to states of the level's cells."""
+    d, m, slices = arrays.dimension, state_size(arrays), state_slices(arrays)
+    finest = len(arrays.levels) - 1
+    found = []
+    for index, level in enumerate(arrays.levels):
+        K, sizes = len(level.cells), [family.level_sizes[index] for family in arrays.families]
+        before = K * m >> d if index else 0
+        # |T|^{1/2} of the finest cells, times a power of two that keeps it near |T_j|^{1/2}: passing a state on to
+        # the children then multiplies it by a power of two, which costs no rounding.
+        scale = np.sqrt(level_volumes(arrays, index)) * 2.0 ** (_exponent(d, finest - index) - d * (finest - index) / 2)
+        parts = [_injection_entries(arrays, index)] if index else []
+        for k, family in enumerate(arrays.families):
+            of, components = family_states(arrays, family, index), np.arange(m)[slices[family.field]]
+            rows = m * of.cell[:, None] + components
+            columns = np.broadcast_to(before + sum(sizes[:k]) + of.function[:, None], rows.shape)
+            parts.append((rows.ravel(), columns.ravel(), (of.states * scale[of.cell, None]).ravel()))
+        rows, columns, weights = (np.concatenate(a) for a in zip(*parts, strict=True))
+        found.append(SparseMatrix.from_entries(rows, columns, weights, (K * m, before + sum(sizes))))
+    return found
+
+
+def localisation_matrix(arrays: FrameArrays) -> SparseMatrix:
+    """E: free nodal values to their copies (K, L) on every finest cell, fields one after the other, 0 where fixed."""
+    places = _local_numbers(arrays)
+    rows = np.arange(places.size).reshape(places.shape)
+    return SparseMatrix.from_entries(rows, np.maximum(places, 0), 1.0 * (places >= 0), (places.size, arrays.nodal_size))
+
+
+def local_states(arrays: FrameArrays) -> Floats:
+    """(K, m, L) states of the finest cells, scaled by |T|^{1/2}, from the nodal values in the order of E."""
+    local, finest = arrays.dimension + 1, len(arrays.levels) - 1
+    table = np.zeros((len(arrays.volumes), state_size(arrays), local * len(arrays.fields)))
+    for k, f in enumerate(arrays.fields):
+        states = np.swapaxes(nodal_states(arrays, f, finest), 1, 2)
+        table[:, state_slices(arrays)[f.name], k * local : (k + 1) * local] = states
+    return table * np.sqrt(arrays.volumes)[:, None, None]
+
+
+def nodal_differential_matrix(arrays: FrameArrays) -> SparseMatrix:
+    """D in the nodal basis of the finest level: free nodal values to states of the finest cells."""
+    local, places = local_states(arrays), _local_numbers(arrays)[:, None]
+    K, m, _ = local.shape
+    rows = m * np.arange(K)[:, None, None] + np.arange(m)[:, None]
+    weights = np.where(places < 0, 0.0, local)
+    return SparseMatrix.from_entries(rows, np.maximum(places, 0), weights, (K * m, arrays.nodal_size))
+
+
+def _local_numbers(arrays: FrameArrays) -> Ints:
+    """(K, L) numbers of the nodal values of all fields on the finest cells among the free ones, -1 where given."""
+    found, start = [], 0
+    for f in arrays.fields:
+        number = _numbers(f.free[-1], len(f.lift[-1]))[nodal_places(arrays, f)]
+        found.append(np.where(number < 0, -1, start + number))
+        start += len(f.free[-1])
+    return np.concatenate(found, axis=1)
+
+
+def nodal_functionals(arrays: FrameArrays, values: Floats) -> Floats:
+    """(N,) integrals of a function times the finest hats of u at free points, from its values (K, Q) in quadrature."""
+    local = np.einsum("k,q,kq,qn->kn", arrays.volumes, arrays.rule_weights, values, arrays.rule_points)
+    whole = np.bincount(arrays.levels[-1].cells.ravel(), weights=local.ravel(), minlength=len(arrays.points))
+    return np.asarray(whole[arrays.fields[0].free[-1]])
+
+
+def quadrature_points(arrays: FrameArrays) -> Floats:
+    """(K, Q, d) quadrature points of the finest cells."""
+    return np.einsum("qn,knd->kqd", arrays.rule_points, arrays.points[arrays.levels[-1].cells])
+
+
+def flux_at_centres(arrays: FrameArrays, fluxes: Floats) -> Floats:
+    """(…, K, d) values of σ in the centres of the finest cells, from fluxes (…, F) through all finest facets."""
+    sigma = next((f for f in arrays.fields if f.name == "sigma"), None)
+    if sigma is None or np.shape(fluxes)[-1:] != sigma.lift[-1].shape:
+        expected = "a frame for least squares" if sigma is None else f"(…, {len(sigma.lift[-1])}) fluxes"
+        raise ValueError(f"{expected} is expected, but the fluxes have shape {np.shape(fluxes)}")
+    states = nodal_states(arrays, sigma, len(arrays.levels) - 1)[..., : arrays.dimension]  # (K, L, d)
+    return np.einsum("kld,...kl->...kd", states, np.asarray(fluxes)[..., nodal_places(arrays, sigma)])
+
+
+def values_of(arrays: FrameArrays, fields: Mapping[str, Floats]) -> dict[str, Floats]:
+    """Of each field, values instead of nodal values: of P1 fields the same, (…, N), of others in centres, (…, K, d)."""
+    degrees = {f.name: f.degree for f in arrays.fields}
+    return {name: flux_at_centres(arrays, v) if degrees[name] else v for name, v in fields.items()}
+
+
+def lift_states(arrays: FrameArrays) -> Floats:
+    """(K m,) states of the functions that take the essential boundary data."""
+    values = np.concatenate([f.lift[-1][nodal_places(arrays, f)] for f in arrays.fields], axis=1)  # (K, L)
+    return np.einsum("kml,kl->km", local_states(arrays), values).ravel()
+
+
+def _prolongation_entries(arrays: FrameArrays, of: FrameField | FrameFamily, index: int) -> Entries:
+    """Whitney forms of levels[index - 1] by those of levels[index], free ones to free ones."""
+    coarse, fine = (arrays.simplices(i, of.degree) for i in (index - 1, index))
+    level = arrays.levels[index]
+    entries = prolongation_entries(coarse, fine, arrays.levels[index - 1].cells, level.ends, 2**arrays.dimension)
+    row, column = (_numbers(of.free[i], len(t[0])) for i, t in ((index, fine), (index - 1, coarse)))
+    rows, columns, weights = row[entries[0]], column[entries[1]], entries[2]
+    kept = (rows >= 0) & (columns >= 0)
+    return rows[kept], columns[kept], weights[kept]
+
+
+def _numbers(free: Ints, count: int) -> Ints:
+    """(count,) the place of each simplex in `free`, -1 for those that are not there."""
+    number = np.full(count, -1)
+    number[free] = np.arange(len(free))
+    return number
+
+
+def _injection_entries(arrays: FrameArrays, index: int) -> tuple[Ints, Ints, Floats]:
+    """A field on a child is the restriction of its parent's: g' = g, q' = q, τ_c' = τ_c + (q/d)(x_c' - x_c)."""
+    d, m, slices = arrays.dimension, state_size(arrays), state_slices(arrays)
+    K, finest = len(arrays.levels[index].cells), len(arrays.levels) - 1
+    child = np.arange(K)
+    parent = child >> d
+    # One for children of equal volume, which uniform refinement makes.
+    ratio = np.sqrt(level_volumes(arrays, index) / level_volumes(arrays, index - 1)[parent] * 2.0**d)
+    factor = ratio * 2.0 ** (_exponent(d, finest - index) - _exponent(d, finest - index + 1))
+    component = np.arange(m)
+    rows, columns = m * child[:, None] + component, m * parent[:, None] + component
+    entries = [(rows, columns, np.broadcast_to(factor[:, None], rows.shape))]
+    if "sigma" in slices:
+        part = slices["sigma"]
+        centre, divergence = component[part][:-1], component[part][-1]
+        offset = level_centres(arrays, index) - level_centres(arrays, index - 1)[parent]  # (K, d)
+        rows = m * child[:, None] + centre
+        columns = np.broadcast_to(m * parent[:, None] + divergence, rows.shape)
+        entries.append((rows, columns, factor[:, None] * offset / d))
+    rows, columns, factors = (np.concatenate([a.ravel() for a in group]) for group in zip(*entries, strict=True))
+    return rows, columns, factors
+
+
+def _exponent(d: int, levels: int) -> int:
+    return d * levels // 2

@@ -1,0 +1,203 @@
+"""The frame as sparse matrices, for use elsewhere: P_j, H, D and the data of C_y. SciPy, or torch by `to_torch`.
+
+`quadrature_differential` evaluates basix's tables at pulled back quadrature points, level by level;
+`cell_differential` needs the geometry of the cells only. They are two independent routes to D.
+
+Nhat frame coefficients, N free nodal values, K finest cells, Q quadrature points, L local nodal values, d dimension.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from fem_frames.frame.arrays import FrameArrays, FrameField
+from fem_frames.frame.level_matrices import nodal_places, nodal_states, prolongation_matrix
+from fem_frames.mesh.geometry import Floats, Ints
+from fem_frames.mesh.simplices import facet_vectors
+
+
+@dataclass(frozen=True, eq=False)
+class QuadratureData:
+    """What C_y is made of: at every quadrature point its weight (K, Q) and place (K, Q, d); the regions (K,)."""
+
+    weights: Floats
+    points: Floats
+    regions: Ints
+
+
+def quadrature_data(arrays: FrameArrays, degree: int) -> QuadratureData:
+    """Quadrature of the given degree on the finest cells, in the order of `quadrature_differential`'s rows."""
+    points, weights = _rule(arrays.dimension, degree)
+    positions = np.einsum("qn,knd->kqd", points, arrays.points[arrays.levels[-1].cells])
+    return QuadratureData(arrays.volumes[:, None] * weights, positions, arrays.regions)
+
+
+def prolongation(arrays: FrameArrays, index: int, name: str = "u") -> sparse.csr_array:
+    """P_j of a family from levels[index - 1] to levels[index]; for u by nodal values, weights 1/2 and 1."""
+    if not 1 <= index < len(arrays.levels):
+        raise ValueError(f"there is no prolongation to level number {index}; give 1 to {len(arrays.levels) - 1}")
+    family = next((f for f in arrays.families if f.name == name), None)
+    if family is None:
+        raise ValueError(f"there is no family {name!r}; the frame has {', '.join(f.name for f in arrays.families)}")
+    return prolongation_matrix(arrays, family, index).to_scipy()
+
+
+def synthesis(arrays: FrameArrays) -> sparse.csr_array:
+    """H (N, Nhat): frame coefficients to free nodal values on the finest level."""
+    rows = []
+    for field in arrays.fields:
+        blocks = []
+        for family in arrays.families:
+            made: Any = sparse.csr_array((len(field.free[-1]), sum(family.level_sizes)))
+            if family.field == field.name:
+                made = None
+                for index, functions in enumerate(family.functions):
+                    own = functions.to_scipy().T
+                    made = own if made is None else sparse.hstack([_prolongation(arrays, field, index) @ made, own])
+                made = sparse.csr_array(made)[field.free[-1]]
+            blocks.append(made)
+        rows.append(sparse.hstack(blocks))
+    return sparse.csr_array(sparse.vstack(rows))
+
+
+def cell_differential(arrays: FrameArrays) -> sparse.csr_array:
+    """D (K m, Nhat): frame coefficients to the state of every finest cell.
+
+    The state is the gradient of u (m = d), and for (LS) also the flux at the cell's centre and its divergence
+    (m = 2d + 1).
+    """
+
+    def table(field: FrameField, index: int) -> Floats:
+        cell, d = arrays.ancestors(index), arrays.dimension
+        corners = arrays.points[arrays.levels[index].cells[cell]]  # (K, d+1, d)
+        if field.name == "u":
+            return np.swapaxes(arrays.levels[index].gradients[cell], 1, 2)
+        facets = arrays.simplices(index, d - 1)[0][nodal_places(arrays, field, index)[cell]]  # (K, L, d)
+        # The form of a facet is proportional to x - x', x' being the corner opposite; its flux through the facet is 1.
+        opposite = corners.sum(axis=1, keepdims=True) - arrays.points[facets].sum(axis=2)  # (K, L, d)
+        normal = facet_vectors(arrays.points, facets.reshape(-1, d)).reshape(opposite.shape)
+        off = arrays.points[facets[:, :, 0]] - opposite
+        factor = 1 / (normal * off).sum(axis=2, keepdims=True)
+        values = np.concatenate([factor * (arrays.centres[:, None] - opposite), d * factor], axis=2)
+        return np.swapaxes(values, 1, 2)
+
+    return _by_families(arrays, table, 1)
+
+
+def quadrature_differential(arrays: FrameArrays, degree: int) -> sparse.csr_array:
+    """D (K Q m, Nhat): frame coefficients to 𝒟u at quadrature points, by basix.
+
+    Rows are ordered by cell, point, component: the gradient of u, for (LS) then the flux and its divergence.
+    See "Matrix-free numerical realization" in the paper.
+    """
+    from fem_frames.fenicsx import door
+
+    d, K = arrays.dimension, len(arrays.volumes)
+    positions = quadrature_data(arrays, degree).points  # (K, Q, d)
+    Q = positions.shape[1]
+
+    def table(field: FrameField, index: int) -> Floats:
+        corners = arrays.points[arrays.levels[index].cells[arrays.ancestors(index)]]  # (K, d+1, d)
+        jacobian = np.swapaxes(corners[:, 1:] - corners[:, :1], 1, 2)
+        inverse = np.linalg.inv(jacobian)
+        reference = np.einsum("kij,kqj->kqi", inverse, positions - corners[:, :1]).reshape(-1, d)
+        if field.name == "u":
+            derivatives = door.tabulate(d, reference)[1].reshape(K, Q, d + 1, d)
+            return np.swapaxes(np.einsum("kqni,kij->kqnj", derivatives, inverse), 2, 3)
+        values, divergences = door.tabulate_facets(d, reference)
+        determinant = np.linalg.det(jacobian)[:, None, None, None]
+        values = np.einsum("kij,kqnj->kqni", jacobian, values.reshape(K, Q, d + 1, d)) / determinant  # Piola
+        divergence = divergences.reshape(K, Q, d + 1, 1) / determinant
+        return np.swapaxes(np.concatenate([values, divergence], axis=3), 2, 3)
+
+    return _by_families(arrays, table, Q)
+
+
+def to_torch(matrix: Any, layout: str = "csr", dtype: Any = None, device: Any = None) -> Any:
+    """A SciPy matrix as torch sparse tensor, layout "coo" or "csr", rounded once to dtype (default float64)."""
+    import torch
+
+    dtype = dtype or torch.float64
+    if layout == "coo":
+        coo = sparse.coo_array(matrix)
+        indices = torch.from_numpy(np.stack([coo.row, coo.col]).astype(np.int64))
+        made = torch.sparse_coo_tensor(indices, torch.from_numpy(coo.data), coo.shape, check_invariants=True)
+        return made.coalesce().to(dtype=dtype, device=device)
+    if layout == "csr":
+        csr = sparse.csr_array(matrix, copy=True)
+        csr.sum_duplicates()  # sorts too, which torch insists on
+        rows, columns = (torch.from_numpy(a.astype(np.int64)) for a in (csr.indptr, csr.indices))
+        values = torch.from_numpy(csr.data).to(dtype)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+            return torch.sparse_csr_tensor(rows, columns, values, csr.shape, check_invariants=True).to(device)
+    raise ValueError(f"layout is {layout!r}; choose coo or csr")
+
+
+def _rule(d: int, degree: int) -> tuple[Floats, Floats]:
+    from fem_frames.fenicsx import door
+
+    if degree < 1:
+        raise ValueError(f"quadrature degree is {degree}; at least 1 is needed")
+    return door.barycentric_quadrature(d, degree)
+
+
+def _prolongation(arrays: FrameArrays, field: FrameField, index: int) -> sparse.csr_array:
+    """Nodal values of a field at all simplices of levels[index - 1] to those of levels[index]."""
+    (coarse, _), (fine, of_cells) = (arrays.simplices(i, field.degree) for i in (index - 1, index))
+    if field.degree == 0:
+        before, ends = arrays.point_count(index - 1), arrays.levels[index].ends
+        rows = np.concatenate([np.arange(before), np.repeat(before + np.arange(len(ends)), 2)])
+        columns = np.concatenate([np.arange(before), ends.ravel()])
+        weights = np.concatenate([np.ones(before), np.full(ends.size, 0.5)])
+        return sparse.csr_array((weights, (rows, columns)), shape=(len(fine), len(coarse)))
+    # Fluxes through fine facets: the coarse field in their middle, times their normal.
+    cell = np.zeros(len(fine), np.int64)
+    cell[of_cells] = np.arange(len(of_cells))[:, None]
+    parent, d = cell >> arrays.dimension, arrays.dimension
+    states = nodal_states(arrays, field, index - 1)[parent]  # (F, L, d+1)
+    centre = arrays.points[arrays.levels[index - 1].cells].mean(axis=1)[parent]
+    off = (arrays.points[fine].mean(axis=1) - centre)[:, None] / d
+    normal = facet_vectors(arrays.points, fine)[:, None]
+    weights = ((states[..., :d] + states[..., d:] * off) * normal).sum(axis=2)  # (F, L)
+    columns = nodal_places(arrays, field, index - 1)[parent]
+    rows = np.broadcast_to(np.arange(len(fine))[:, None], columns.shape)
+    return sparse.csr_array((weights.ravel(), (rows.ravel(), columns.ravel())), shape=(len(fine), len(coarse)))
+
+
+def _by_families(arrays: FrameArrays, table: Callable[[FrameField, int], Floats], points: int) -> sparse.csr_array:
+    """Rows for every finest cell and its `points`, by `table`: of field and level, (K, …, c, L) for the nodal basis."""
+    K, blocks = len(arrays.volumes), []
+    for field in arrays.fields:
+        families = [family for family in arrays.families if family.field == field.name]
+        columns: dict[str, list[Any]] = {family.name: [] for family in families}
+        for index in range(len(arrays.levels)):
+            nodal = _scatter(arrays, field, index, table(field, index))
+            for family in families:
+                columns[family.name].append(nodal @ family.functions[index].to_scipy().T)
+        blocks.append(sparse.hstack([part for family in families for part in columns[family.name]]))
+    return _interleave(blocks, K * points)
+
+
+def _scatter(arrays: FrameArrays, field: FrameField, index: int, table: Floats) -> sparse.csr_array:
+    """Rows for every finest cell and further axes of `table` (K, …, L), columns for the nodal values of one level."""
+    places = nodal_places(arrays, field, index)[arrays.ancestors(index)]  # (K, L)
+    places = places.reshape(len(places), *(1,) * (table.ndim - 2), -1)
+    rows = np.arange(table.size // table.shape[-1]).reshape(*table.shape[:-1], 1)
+    entries = (np.broadcast_to(rows, table.shape).ravel(), np.broadcast_to(places, table.shape).ravel())
+    shape = (table.size // table.shape[-1], len(field.lift[index]))
+    return sparse.csr_array((table.ravel(), entries), shape=shape)
+
+
+def _interleave(blocks: list[Any], groups: int) -> sparse.csr_array:
+    """Block diagonal of the fields, rows reordered so that those of one cell or point stand together."""
+    widths = [block.shape[0] // groups for block in blocks]
+    starts = np.concatenate([[0], np.cumsum([block.shape[0] for block in blocks])])
+    order = [starts[i] + np.arange(groups * w).reshape(groups, w) for i, w in enumerate(widths)]
+    return sparse.csr_array(sparse.block_diag(blocks, format="csr")[np.concatenate(order, axis=1).ravel()])

@@ -1,0 +1,199 @@
+"""The flux σ in Raviart-Thomas elements of lowest order (RT0) on nested meshes: its boundary data, and two families.
+
+Facet functions, normalised in H(div), on every level are no frame whose constants hold on fine meshes: fields without
+divergence are cheap in H(div), but made of facet functions that are not. Curls of hats (on tetrahedra: of edge
+functions), normalised in L2, on every level mend that. A domain with holes has fields without divergence that are no
+curls; the few harmonic ones on the coarsest level are taken too.
+
+In one dimension RT0 is P1, nothing but constants is free of divergence, and facet functions alone do.
+
+K cells, F facets, d dimension, j a level.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy import sparse
+from scipy.sparse import linalg
+
+from fem_frames.fenicsx import door
+from fem_frames.frame.sparse import SparseMatrix
+from fem_frames.mesh.geometry import Floats, Ints
+from fem_frames.mesh.hierarchy import MeshHierarchy
+from fem_frames.mesh.simplices import (
+    boundary_entries,
+    facet_states,
+    facet_vectors,
+    find,
+    local_simplices,
+    prolongation_entries,
+    signed_volumes,
+    simplices,
+    spreads,
+)
+from fem_frames.problem.definition import Problem
+
+DENSE = 1500  # facets up to which harmonic fields are found by dense matrices
+ZERO = 1e-9  # eigenvalues below are zero: all others are at least of the order of (cells across the domain)^-2
+
+
+@dataclass(frozen=True, eq=False)
+class FluxLevel:
+    """RT0 on one mesh."""
+
+    points: Floats
+    cells: Ints
+    fixed: npt.NDArray[np.bool_]  # (F,) facets whose flux is given
+
+    @cached_property
+    def facets(self) -> Ints:
+        """(F, d)"""
+        return simplices(self.cells, self.cells.shape[1] - 2)[0]
+
+    @property
+    def free(self) -> Ints:
+        return np.flatnonzero(~self.fixed)
+
+    @cached_property
+    def states(self) -> tuple[sparse.csr_array, Floats]:
+        """S and ω: fluxes (F,) to values at centres and divergences, and weights with ‖σ‖² in H(div) = ω · (S σ)²."""
+        K, d = len(self.cells), self.cells.shape[1] - 1
+        table, of_cells = facet_states(self.points, self.cells), simplices(self.cells, d - 1)[1]
+        rows = (d + 1) * np.arange(K)[:, None, None] + np.arange(d + 1)
+        place = [np.broadcast_to(a, table.shape).ravel() for a in (rows, of_cells[..., None])]
+        S = sparse.csr_array((table.ravel(), tuple(place)), shape=(K * (d + 1), len(self.facets)))
+        weights = np.ones((K, d + 1))
+        weights[:, d] += spreads(self.points, self.cells) / d**2
+        return S, (np.abs(signed_volumes(self.points, self.cells))[:, None] * weights).ravel()
+
+    def norms(self, functions: sparse.csr_array) -> Floats:
+        """(n,) H(div) norms of functions (n, F) given by their fluxes."""
+        S, weights = self.states
+        return np.sqrt((S @ functions.T).power(2).T @ weights)
+
+    def facet_functions(self) -> SparseMatrix:
+        """The functions of the free facets."""
+        count, free = len(self.facets), self.free
+        unit = sparse.csr_array((np.ones(len(free)), (np.arange(len(free)), free)), shape=(len(free), count))
+        return self._normalised(unit)
+
+    def curls(self) -> tuple[Ints, SparseMatrix]:
+        """The points (edges for d = 3) whose hats keep to the given fluxes, and the curls of these."""
+        faces = simplices(self.cells, self.cells.shape[1] - 3)[0]
+        free = self._free_faces(faces)
+        return free, self._normalised(self._curl_matrix(faces)[:, free].T)
+
+    def harmonic_fields(self) -> SparseMatrix:
+        """Those that are no curls and have no divergence: one for each further part of the boundary where u is given.
+
+        On tetrahedra also for loops that cannot be moved into those parts: as many as H₁(Ω, Γ_D) has dimensions.
+        """
+        faces, free = simplices(self.cells, self.cells.shape[1] - 3)[0], self.free
+        divergence = _matrix(boundary_entries(self.cells, self.facets), (len(self.cells), len(self.facets)))[:, free]
+        curl = self._curl_matrix(faces)[free][:, self._free_faces(faces)]
+        found = _kernel(sparse.csr_array(divergence.T @ divergence + curl @ curl.T))
+        fields = np.zeros((found.shape[1], len(self.facets)))
+        fields[:, free] = found.T
+        fields[np.abs(fields) < ZERO * np.abs(fields).max(initial=0.0)] = 0.0
+        return self._normalised(sparse.csr_array(fields))
+
+    def _free_faces(self, faces: Ints) -> Ints:
+        """Those that do not lie where fluxes are given."""
+        return np.setdiff1d(np.arange(len(faces)), find(_sides(self.facets[self.fixed]), faces))
+
+    def _curl_matrix(self, faces: Ints) -> sparse.csr_array:
+        """(F, faces) fluxes of the curls of the forms of `faces`."""
+        return _matrix(boundary_entries(self.facets, faces), (len(self.facets), len(faces)))
+
+    def _normalised(self, functions: Any) -> SparseMatrix:
+        scaled = sparse.csr_array(sparse.diags(1 / self.norms(functions)) @ functions)
+        return SparseMatrix.from_scipy(scaled)
+
+
+def flux_levels(hierarchy: MeshHierarchy, problem: Problem) -> list[FluxLevel]:
+    """RT0 on every level; σ·n is given where u is not."""
+    natural, found = ~hierarchy.dirichlet_facets(problem), []
+    for j, level in enumerate(hierarchy.levels):
+        facets = simplices(level.cells, hierarchy.dimension - 1)[0]
+        fixed = np.zeros(len(facets), bool)
+        fixed[find(level.facets[natural[level.facet_origin]], facets)] = True
+        found.append(FluxLevel(hierarchy.level_points(j), level.cells, fixed))
+    return found
+
+
+def flux_lift(hierarchy: MeshHierarchy, problem: Problem, levels: list[FluxLevel]) -> tuple[Floats, ...]:
+    """For every level, fluxes (F,) that are right where they are given.
+
+    On the coarsest mesh the field of least H(div) norm, on finer ones what it is there, with the given facets put
+    right: no level changes much, so the lift is as smooth as the data allow and loses no digits in half precision.
+    """
+    if problem.neumann_value == 0.0 or not levels[0].fixed.any():
+        return tuple(np.zeros(len(level.facets)) for level in levels)
+    lifts: list[Floats] = []
+    for j, level in enumerate(levels):
+        given = _given_fluxes(problem, level)
+        if j:
+            values = _prolongation(levels[j - 1], level, hierarchy.levels[j].ends) @ lifts[-1]
+            values[level.fixed] = given
+        else:
+            S, weights = level.states
+            M = sparse.csc_array(S.T @ sparse.diags(weights) @ S)
+            values, free = np.zeros(len(level.facets)), level.free
+            values[level.fixed] = given
+            if len(free):
+                values[free] = linalg.spsolve(M[free][:, free].tocsc(), -(M @ values)[free])
+        lifts.append(values)
+    return tuple(lifts)
+
+
+def _given_fluxes(problem: Problem, level: FluxLevel) -> Floats:
+    """∫ h over the facets where σ·n = h is given, as fluxes to their positive sides."""
+    facets, d = level.facets[level.fixed], level.points.shape[1]
+    normal = facet_vectors(level.points, facets)
+    of_cells = simplices(level.cells, d - 1)[1]
+    owner = np.zeros(len(level.facets), np.int64)
+    owner[of_cells] = np.arange(len(level.cells))[:, None]
+    inside = level.points[level.cells[owner[level.fixed]]].mean(axis=1)
+    outward = np.sign((normal * (level.points[facets].mean(axis=1) - inside)).sum(axis=1))
+    if d == 1:
+        return outward * problem.boundary_values("neumann_value", level.points[facets[:, 0]])
+    hats, weights = door.barycentric_quadrature(d - 1, problem.quadrature_degree)  # (Q, d), (Q,)
+    x = np.einsum("qn,fnd->fqd", hats, level.points[facets])
+    h = problem.boundary_values("neumann_value", x.reshape(-1, d)).reshape(x.shape[:2])
+    return np.asarray(outward * np.linalg.norm(normal, axis=1) * (h @ weights))
+
+
+def _prolongation(coarse: FluxLevel, fine: FluxLevel, ends: Ints) -> sparse.csr_array:
+    d = coarse.points.shape[1]
+    tables = [simplices(level.cells, d - 1) for level in (coarse, fine)]
+    entries = prolongation_entries(tables[0], tables[1], coarse.cells, ends, 2**d)
+    return _matrix(entries, (len(fine.facets), len(coarse.facets)))
+
+
+def _sides(facets: Ints) -> Ints:
+    """(n, d-1) all sides of facets (F, d)."""
+    return local_simplices(facets, facets.shape[1] - 2).reshape(-1, facets.shape[1] - 1)
+
+
+def _matrix(entries: tuple[Ints, Ints, Floats], shape: tuple[int, int]) -> sparse.csr_array:
+    rows, columns, weights = entries
+    return sparse.csr_array((weights, (rows, columns)), shape=shape)
+
+
+def _kernel(matrix: sparse.csr_array) -> Floats:
+    """(n, b) orthonormal basis of the kernel of a symmetric matrix that is not negative."""
+    if matrix.shape[0] <= DENSE:
+        values, vectors = np.linalg.eigh(matrix.toarray())
+        return np.asarray(vectors[:, values < ZERO])
+    count = 4
+    while True:
+        start = np.random.default_rng(0).standard_normal(matrix.shape[0])
+        values, vectors = linalg.eigsh(matrix.tocsc(), count, sigma=-1e-3, v0=start)
+        if values.max() > ZERO:
+            return np.asarray(vectors[:, values < ZERO])
+        count *= 4

@@ -1,0 +1,106 @@
+"""Checks of meshes that users give: references, orientation, overlaps, hanging nodes."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from fem_frames.mesh.geometry import Floats, Ints, boundary_facets, facets_of, row_keys, signed_volumes
+
+
+def checked_array(value: npt.ArrayLike, dtype: type, name: str, ndim: int) -> npt.NDArray:
+    raw = np.asarray(value)
+    if raw.ndim != ndim:
+        raise ValueError(f"{name} must be an array with {ndim} axes, not of shape {raw.shape}")
+    if dtype is np.int64 and raw.size and not np.issubdtype(raw.dtype, np.integer):
+        raise ValueError(f"{name} must be whole numbers, not {raw.dtype}: use .astype(int)")
+    try:
+        return raw.astype(dtype)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} must be numbers, not {raw.dtype}") from error
+
+
+def check_references(rows: Ints, count: int, what: str) -> None:
+    wrong = np.flatnonzero(((rows < 0) | (rows >= count)).any(axis=1))
+    if len(wrong):
+        raise ValueError(
+            f"{what} {wrong[0]} refers to the points {rows[wrong[0]].tolist()}, "
+            f"but the points are numbered 0 to {count - 1}"
+        )
+
+
+def check_geometry(points: Floats, cells: Ints) -> None:
+    volume = signed_volumes(points, cells)
+    corners = points[cells]
+    size = np.linalg.norm(corners[:, 1:] - corners[:, :1], axis=-1).max(axis=1)  # (K,)
+    flat = np.flatnonzero(np.abs(volume) <= 1e-12 * size ** points.shape[1])
+    if len(flat):
+        raise ValueError(
+            f"cell {flat[0]} with the points {cells[flat[0]].tolist()} is degenerate: "
+            f"its volume is {volume[flat[0]]:.1e}; remove it or move its points"
+        )
+    inverted = np.flatnonzero(volume < 0)
+    if len(inverted):
+        raise ValueError(
+            f"cell {inverted[0]} with the points {cells[inverted[0]].tolist()} is inverted: its volume is "
+            f"{volume[inverted[0]]:.1e} ({len(inverted)} such cells); list its vertices in positive order, "
+            "or pass fem_frames.mesh.coarse.orient(points, cells)"
+        )
+    _check_facets(points, cells)
+    _check_hanging(points, cells)
+
+
+def _check_facets(points: Floats, cells: Ints) -> None:
+    """Every facet has at most two cells, on opposite sides of it: nothing overlaps there."""
+    d = points.shape[1]
+    facets = facets_of(cells).reshape(-1, d)
+    _, position, count = np.unique(row_keys(facets, len(points)), return_inverse=True, return_counts=True)
+    if count.max() > 2:
+        cell = int(np.flatnonzero(count[position] > 2)[0]) // (d + 1)
+        raise ValueError(f"a facet of cell {cell} belongs to more than two cells; remove the cells that stand twice")
+    # Both cells of an inner facet see it in opposite orientation, up to the place of the opposite vertex.
+    order = np.argsort(facets, axis=1)
+    parity = np.linalg.det(np.eye(d)[order]).round() if d > 1 else np.ones(len(facets))
+    side = parity * np.tile((-1.0) ** np.arange(d + 1), len(cells))
+    same = np.flatnonzero((count == 2) & (np.bincount(position, weights=side) != 0))
+    if len(same):
+        pair = np.flatnonzero(position == same[0]) // (d + 1)
+        raise ValueError(
+            f"cells {pair[0]} and {pair[1]} lie on the same side of their common facet and overlap: "
+            "the mesh is folded there; move its points"
+        )
+
+
+def _check_hanging(points: Floats, cells: Ints) -> None:
+    """No vertex lies on a boundary facet of a cell that does not have it."""
+    if points.shape[1] == 1:
+        return
+    facets = boundary_facets(cells)
+    corners, vertices = points[facets], np.unique(facets)  # (F, d, d)
+    centre = corners.mean(axis=1)
+    radius = np.linalg.norm(corners - centre[:, None], axis=-1).max(axis=1)
+    near = _points_near(points[vertices], centre, radius)
+    facet = np.repeat(np.arange(len(facets)), [len(found) for found in near])
+    vertex = vertices[np.concatenate(near)]
+    # Barycentric coordinates of the nearest point in the facet's plane, and the distance from it.
+    edges = np.swapaxes(corners[facet, 1:] - corners[facet, :1], 1, 2)  # (n, d, d-1)
+    offset = points[vertex] - corners[facet, 0]
+    local = np.einsum("nij,nj->ni", np.linalg.pinv(edges), offset)
+    distance = np.linalg.norm(np.einsum("nij,nj->ni", edges, local) - offset, axis=-1)
+    barycentric = np.concatenate([1 - local.sum(axis=1, keepdims=True), local], axis=1)
+    on_facet = (distance < 1e-9 * radius[facet]) & (barycentric > -1e-9).all(axis=1)
+    hanging = np.flatnonzero(on_facet & (barycentric.max(axis=1) < 1 - 1e-9))
+    if len(hanging):
+        raise ValueError(
+            f"point {vertex[hanging[0]]} lies on the facet {facets[facet[hanging[0]]].tolist()} without being a vertex "
+            "of it: a hanging node; split the cell that has the facet"
+        )
+
+
+def _points_near(points: Floats, centres: Floats, radii: Floats) -> list[Ints]:
+    """For every ball the numbers of the points in it."""
+    try:
+        from scipy.spatial import cKDTree
+    except ImportError:  # where there is no DOLFINx, meshes are small
+        return [np.flatnonzero(np.linalg.norm(points - c, axis=1) <= r) for c, r in zip(centres, radii, strict=True)]
+    return [np.asarray(found, np.int64) for found in cKDTree(points).query_ball_point(centres, radii)]

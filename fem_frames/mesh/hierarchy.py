@@ -1,0 +1,172 @@
+"""Nested meshes: a coarse mesh and its uniform refinements by DOLFINx, in a numbering of our own.
+
+The numbering depends neither on the DOLFINx release nor on MPI: points of a level come first on the next, new
+ones follow in the order of the cells they lie in; the children of cell c are the cells 2^d c, …, 2^d c + 2^d - 1;
+vertices ascend within a cell. So the ancestor of fine cell c, j levels up, is c >> (d j).
+
+N points, K cells, F boundary facets, d dimension, J the finest level.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fem_frames.mesh.coarse import Grid, MeshArrays
+from fem_frames.mesh.geometry import Floats, Ints
+from fem_frames.problem.callbacks import calling
+from fem_frames.problem.definition import Problem
+
+
+@dataclass(frozen=True, eq=False)
+class Level:
+    """One mesh of a hierarchy; its points are the first rows of the hierarchy's points."""
+
+    cells: Ints  # (K, d+1) points of each cell, ascending
+    ends: Ints  # (N - N of the level before, 2) ends of the edge that each new point halves; (0, 2) on level 0
+    facets: Ints  # (F, d) points of each boundary facet, ascending
+    facet_origin: Ints  # (F,) boundary facet of level 0 that it lies in
+
+    @property
+    def point_count(self) -> int:
+        return int(self.cells.max()) + 1
+
+
+@dataclass(frozen=True, eq=False)
+class MeshHierarchy:
+    """Meshes of levels 0, …, J, each the uniform refinement of the one before."""
+
+    points: Floats  # (N, d) of the finest level
+    levels: tuple[Level, ...]
+    coarse_regions: Ints  # (K of level 0,)
+    coarse_facet_tags: Ints  # (F of level 0,), -1 where the mesh gave none
+    refinement: str = "red"
+    source: Any = None
+    """`Problem.mesh` that it comes from."""
+
+    @classmethod
+    def from_problem(cls, problem: Problem, levels: int) -> MeshHierarchy:
+        """The hierarchy of a problem's mesh; on every rank the same."""
+        from fem_frames.fenicsx.refinement import coarse_mesh
+
+        levels = problem.check_levels(levels)
+        return replace(cls.refine(coarse_mesh(problem.mesh), levels, problem.refinement), source=problem.mesh)
+
+    @classmethod
+    def refine(cls, coarse: MeshArrays, levels: int, refinement: str = "red") -> MeshHierarchy:
+        """The hierarchy of `levels` uniform refinements of a coarse mesh, on this rank alone."""
+        from fem_frames.fenicsx.refinement import refine
+
+        return refine(coarse, levels, refinement)
+
+    @property
+    def dimension(self) -> int:
+        return int(self.points.shape[1])
+
+    @property
+    def finest(self) -> Level:
+        return self.levels[-1]
+
+    def level_points(self, level: int) -> Floats:
+        """(N, d) points of a level."""
+        return self.points[: self.levels[level].point_count]
+
+    def centres(self, level: int = -1) -> Floats:
+        """(K, d) midpoints of the cells of a level."""
+        return np.asarray(self.points[self.levels[level].cells].mean(axis=1))
+
+    def regions(self, problem: Problem) -> Ints:
+        """(K,) region tag of every finest cell."""
+        if problem.regions is None:
+            return np.repeat(self.coarse_regions, len(self.finest.cells) // len(self.coarse_regions))
+        with calling("regions", problem.regions, "it is a function of x (n, d), x[:, i], with n whole numbers"):
+            tags = np.asarray(problem.regions(self.centres()))
+        if tags.shape != (len(self.finest.cells),):
+            raise ValueError(
+                f"regions gave tags of shape {tags.shape} for {len(self.finest.cells)} cells; give one a cell"
+            )
+        if not np.array_equal(tags, tags.astype(np.int64)):
+            raise ValueError("regions gave tags that are not whole numbers")
+        return tags.astype(np.int64)
+
+    def check_problem(self, problem: Problem) -> None:
+        """A ValueError if this is the hierarchy of another problem's mesh."""
+        mine, other = self.source, problem.mesh
+        if mine is None:
+            return
+        if isinstance(mine, MeshArrays) and isinstance(other, MeshArrays):
+            names = ("points", "cells", "regions", "facets", "facet_tags")
+            same = all(np.array_equal(getattr(mine, name), getattr(other, name)) for name in names)
+        elif isinstance(mine, str | Path) and isinstance(other, str | Path):
+            same = Path(mine) == Path(other)
+        else:
+            same = mine is other or (isinstance(mine, Grid) and bool(mine == other))
+        if not same or self.refinement != problem.refinement:
+            raise ValueError(f"the hierarchy is not of the mesh of {problem.name}; use MeshHierarchy.from_problem")
+
+    def dirichlet_facets(self, problem: Problem) -> np.ndarray:
+        """(F of level 0,) whether u is given on a boundary facet of the coarse mesh."""
+        facets = self.levels[0].facets
+        if isinstance(problem.dirichlet, str):
+            return np.ones(len(facets), bool)
+        if callable(problem.dirichlet):
+            return self._facets_where(problem.dirichlet)
+        known = sorted(set(self.coarse_facet_tags.tolist()) - {-1})
+        unknown = sorted(set(problem.dirichlet) - set(known))
+        if unknown:
+            raise ValueError(f"no boundary facet carries the tag {unknown[0]}; the mesh has {known or 'no facet tags'}")
+        return np.isin(self.coarse_facet_tags, problem.dirichlet)
+
+    def _facets_where(self, indicator: Any) -> np.ndarray:
+        """(F of level 0,) where the function holds in the middle of all finest facets that lie in a coarse one."""
+        middles = self.points[self.finest.facets].mean(axis=1)  # (F, d)
+        with calling("dirichlet", indicator, "it is a function of x (n, d), x[:, i], that is true where u is given"):
+            told = np.asarray(indicator(middles))
+        if told.shape != (len(middles),):
+            raise ValueError(f"dirichlet gave values of shape {told.shape} for x (n, d); give one per point (n,)")
+        if told.dtype.kind not in "bui":
+            raise ValueError(f"dirichlet gave {told.dtype} values; give True where u is given, False elsewhere")
+        origin, count = self.finest.facet_origin, len(self.levels[0].facets)
+        inside, whole = (
+            np.bincount(origin, weights=told.astype(bool), minlength=count),
+            np.bincount(origin, minlength=count),
+        )
+        cut = np.flatnonzero((inside > 0) & (inside < whole))
+        if len(cut):
+            where = self.points[self.levels[0].facets[cut[0]]].tolist()
+            raise ValueError(
+                f"the Dirichlet part ends inside the boundary facet {where} of the coarse mesh; it must be a union of "
+                "such facets: use a finer coarse mesh, or fix the function"
+            )
+        return inside > 0
+
+    def _check_components(self, facets: Ints) -> None:
+        """Every connected part of the domain has one of these facets."""
+        from scipy import sparse
+
+        cells, count = self.levels[0].cells, self.levels[0].point_count
+        ends = (np.repeat(cells[:, 0], cells.shape[1]), cells.ravel())
+        graph = sparse.coo_matrix((np.ones(cells.size), ends), shape=(count, count))
+        parts, part = sparse.csgraph.connected_components(graph, directed=False)
+        missed = np.setdiff1d(np.arange(parts), part[facets])
+        if len(missed):
+            where = self.points[np.flatnonzero(part == missed[0])[0]].tolist()
+            raise ValueError(
+                f"u is given nowhere on the part of the domain at {where}: make some of its boundary Dirichlet"
+            )
+
+    def fixed_points(self, problem: Problem) -> tuple[np.ndarray, ...]:
+        """For every level (N,) whether u is given at a point."""
+        on_part = self.dirichlet_facets(problem)
+        if not on_part.any():
+            raise ValueError("u is given on no facet of the boundary, so it is not unique: make a part of it Dirichlet")
+        self._check_components(self.levels[0].facets[on_part])
+        fixed = []
+        for level in self.levels:
+            mask = np.zeros(level.point_count, bool)
+            mask[level.facets[on_part[level.facet_origin]]] = True
+            fixed.append(mask)
+        return tuple(fixed)

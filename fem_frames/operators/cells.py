@@ -1,0 +1,94 @@
+"""Operators that act cell by cell, C_y and A_y, and BᵀMB.
+
+B samples, K finest cells, m numbers in a cell's state.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fem_frames.operators.linear import LinearOperator, batch_last, dot
+
+
+class CellScalars(LinearOperator):
+    """One number on every cell, times its m entries: C_y of (E)."""
+
+    def __init__(self, values: Tensor, size: int) -> None:
+        """`values` (K, B), batch last."""
+        self.values, self.size = values, size
+        self.shape = (values.shape[0] * size,) * 2
+        self.dtype, self.device, self.batch = values.dtype, values.device, values.shape[1]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.check(x, self.shape[1])
+        return flat_first(self.values[:, None] * cells_last(x, self.size), x)
+
+    def T(self, z: Tensor) -> Tensor:
+        return self(z)
+
+
+class CellBlocks(LinearOperator):
+    """A small matrix on every cell: the local stiffness matrices of A_y."""
+
+    def __init__(self, blocks: Tensor) -> None:
+        """`blocks` (K, r, n, B), batch last."""
+        K, rows, columns, _ = blocks.shape
+        self.blocks = blocks
+        self.shape = (K * rows, K * columns)
+        self.dtype, self.device, self.batch = blocks.dtype, blocks.device, blocks.shape[3]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.check(x, self.shape[1])
+        product = self.blocks * cells_last(x, self.blocks.shape[2])[:, None]  # (K, r, n, B)
+        return flat_first(product.sum(2), x)
+
+    def T(self, z: Tensor) -> Tensor:
+        self.check(z, self.shape[0])
+        return flat_first((self.blocks * cells_last(z, self.blocks.shape[1])[:, :, None]).sum(1), z)
+
+
+class Congruent(LinearOperator):
+    """BᵀMB, or BᵀB without M: HᵀA_yH and DᵀC_yD are two ways to write the same matrix."""
+
+    def __init__(self, B: LinearOperator, M: LinearOperator | None = None) -> None:
+        if M is not None and M.shape != (B.shape[0],) * 2:
+            raise ValueError(
+                f"M has shape {M.shape}, which does not fit B of shape {B.shape}; C_y goes with D, A_y with H, "
+                "both of one frame"
+            )
+        if M is not None and (M.dtype, M.device) != (B.dtype, B.device):
+            raise ValueError(f"B is in {B.dtype} on {B.device}, M in {M.dtype} on {M.device}: make both from one frame")
+        self.B, self.M = B, M
+        self.shape = (B.shape[1],) * 2
+        self.dtype, self.device, self.hint = B.dtype, B.device, B.hint
+        self.batch = B.batch if M is None else M.batch if B.batch is None else B.batch
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.check(x, self.shape[1])
+        inner = self.B(x)
+        return self.B.T(inner if self.M is None else self.M(inner))
+
+    def T(self, z: Tensor) -> Tensor:
+        self.check(z, self.shape[0])
+        inner = self.B(z)
+        return self.B.T(inner if self.M is None else self.M.T(inner))
+
+    def quadratic(self, x: Tensor) -> Tensor:
+        """(B,) ⟨M B x, B x⟩, summed in float32 where x is in half precision."""
+        inner = self.B(x)
+        if self.M is None:
+            return dot(inner, inner)
+        if isinstance(self.M, Congruent):
+            return self.M.quadratic(inner)
+        return dot(self.M(inner), inner)
+
+
+def cells_last(x: Tensor, size: int) -> Tensor:
+    """(B, K size) or (K size,) to (K, size, B)."""
+    return batch_last(x if x.ndim > 1 else x[None]).unflatten(0, (-1, size))
+
+
+def flat_first(cells: Tensor, like: Tensor) -> Tensor:
+    """(K, size, B) to (B, K size), or (K size,) if `like` has no batch."""
+    flat = cells.flatten(0, 1).T
+    return flat[0] if like.ndim == 1 and flat.shape[0] == 1 else flat

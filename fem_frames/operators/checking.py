@@ -1,0 +1,50 @@
+"""When values may be looked at: not while torch traces, and not inside a training step."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+import torch
+from torch import Tensor
+
+
+class NotFiniteError(ValueError):
+    """Values that are not finite, where only finite ones make sense."""
+
+
+def is_plain(x: Tensor) -> bool:
+    """Whether values may be looked at: not while torch traces, differentiates forward or maps over a batch."""
+    return not _is_traced(x) and _UNSEEN.get() is None
+
+
+def unseen(x: Tensor) -> list[Tensor] | None:
+    """Inside `unchecked`, where to put tests of x that nobody waits for; None elsewhere, and while torch traces."""
+    return None if _is_traced(x) else _UNSEEN.get()
+
+
+def _is_traced(x: Tensor) -> bool:
+    return torch.compiler.is_compiling() or bool(torch._C._functorch.is_functorch_wrapped_tensor(x))
+
+
+def is_watched(x: Tensor) -> bool:
+    """Whether torch traces, differentiates or maps over what is done to x."""
+    return _is_traced(x) or (torch.is_grad_enabled() and x.requires_grad)
+
+
+_UNSEEN: ContextVar[list[Tensor] | None] = ContextVar("unseen", default=None)
+
+
+@contextlib.contextmanager
+def unchecked() -> Iterator[list[Tensor]]:
+    """No values are looked at inside: a training step need not wait for the device to learn that all are right.
+
+    Gives a list that fills with tests of values, tensors that are true or false, to be looked at later.
+    """
+    tests: list[Tensor] = []
+    token = _UNSEEN.set(tests)
+    try:
+        yield tests
+    finally:
+        _UNSEEN.reset(token)

@@ -1,0 +1,150 @@
+"""Coefficients a_y: written once, evaluated in NumPy for reference solutions and in torch for training.
+
+B samples, K cells, Q points in a cell, d dimension, p parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from fem_frames.mesh.geometry import Floats, Ints
+from fem_frames.problem.parameters import whole_number
+
+Array = Any  # a NumPy array or a torch tensor
+
+
+def namespace(array: Array) -> ModuleType:
+    """The module, NumPy or torch, whose functions take this array: `namespace(y).exp(y)`."""
+    if isinstance(array, np.ndarray):
+        return np
+    import torch
+
+    return torch
+
+
+# ---- coefficients ---------------------------------------------------------------------------------------
+
+
+class Coefficient(Protocol):
+    """a_y in two steps: what depends on x is tabulated once, what depends on y for every batch."""
+
+    def tabulate(self, points: Floats, regions: Ints) -> tuple[npt.NDArray, ...]:
+        """Tables, first axis K, from the points (K, Q, d) and the regions (K,) of the cells."""
+
+    def evaluate(self, tables: tuple[Array, ...], y: Array) -> Array:
+        """(B, K, Q), or (B, K, 1) where constant on cells, for y (B, p); NumPy or torch like y."""
+
+
+@dataclass(frozen=True)
+class ByRegion:
+    """Piecewise constant: a parameter or a fixed number on every region, the paper's case."""
+
+    parameter: Mapping[int, int]
+    """Region tag to index of the parameter that is the value there."""
+    fixed: Mapping[int, float] = field(default_factory=dict)
+    """Region tag to a value that does not depend on y."""
+
+    def __post_init__(self) -> None:
+        both = sorted(set(self.parameter) & set(self.fixed))
+        if both:
+            raise ValueError(f"region {both[0]} has both a parameter and a fixed value; give it one of them")
+        for tag, index in self.parameter.items():
+            whole_number(index, f"the parameter of region {tag}", least=0)
+
+    @classmethod
+    def each(cls, count: int) -> ByRegion:
+        """Parameter k on region k, for k = 0, …, count - 1."""
+        return cls({k: k for k in range(count)})
+
+    def tabulate(self, points: Floats, regions: Ints) -> tuple[npt.NDArray, ...]:
+        known = np.array(sorted({*self.parameter, *self.fixed}))
+        unknown = np.setdiff1d(regions, known)
+        if len(unknown):
+            raise ValueError(
+                f"cells carry the region tags {unknown.tolist()}, which the coefficient does not know; "
+                f"it has values for {known.tolist()}: add them to ByRegion, or fix the tags of the mesh"
+            )
+        fixed = list(self.fixed)
+        places = [fixed.index(tag) if tag in self.fixed else len(fixed) + self.parameter[tag] for tag in known.tolist()]
+        return (np.array(places, np.int64)[np.searchsorted(known, regions)],)
+
+    def evaluate(self, tables: tuple[Array, ...], y: Array) -> Array:
+        one = namespace(y).ones_like(y[:, :1])
+        fixed = [value * one for value in self.fixed.values()]
+        values = namespace(y).concatenate([*fixed, y], 1) if fixed else y  # (B, fixed and parameters)
+        return values.T[tables[0]].T[..., None]  # rows of the transpose: last in memory the batch, as operators have it
+
+
+@dataclass(frozen=True)
+class Affine:
+    """a_y(x) = mean(x) + Σ_k y_k modes_k(x)."""
+
+    mean: float | Callable[[Floats], npt.ArrayLike]
+    """A number, or a function of x (…, d) with values (…)."""
+    modes: Callable[[Floats], npt.ArrayLike]
+    """Function of x (…, d) with values (…, p)."""
+
+    def tabulate(self, points: Floats, regions: Ints) -> tuple[npt.NDArray, ...]:
+        mean = spread(self.mean(points) if callable(self.mean) else self.mean, points.shape[:2], "the mean")
+        modes = np.asarray(self.modes(points), np.float64)
+        if modes.ndim != 3 or modes.shape[:2] != points.shape[:2]:
+            raise ValueError(f"modes have shape {modes.shape} at points of shape {points.shape}; (K, Q, p) is expected")
+        return mean.copy(), modes
+
+    def evaluate(self, tables: tuple[Array, ...], y: Array) -> Array:
+        mean, modes = tables  # (K, Q), (K, Q, p)
+        if modes.shape[-1] != y.shape[-1]:
+            raise ValueError(f"there are {modes.shape[-1]} modes for p = {y.shape[-1]} parameters; give one for each")
+        return (mean[..., None] + modes @ y.T).swapaxes(1, 2).swapaxes(0, 1)  # batch last in memory
+
+
+@dataclass(frozen=True)
+class ExpAffine(Affine):
+    """a_y(x) = exp(mean(x) + Σ_k y_k modes_k(x)): lognormal when y is normal."""
+
+    def evaluate(self, tables: tuple[Array, ...], y: Array) -> Array:
+        return namespace(y).exp(super().evaluate(tables, y))
+
+
+@dataclass(frozen=True)
+class Pointwise:
+    """Any a(x, y): x (K, Q, d) and y (B, 1, 1, p) to (B, K, Q), by operations NumPy and torch share.
+
+    Functions come from `namespace(y)`: `namespace(y).exp(…)`.
+    """
+
+    function: Callable[[Array, Array], Array]
+
+    def tabulate(self, points: Floats, regions: Ints) -> tuple[npt.NDArray, ...]:
+        return (points,)
+
+    def evaluate(self, tables: tuple[Array, ...], y: Array) -> Array:
+        return self.function(tables[0], y[:, None, None, :])
+
+
+HOW = "functions of x and y write x[..., i] and y[..., k], and take exp and the like from fem_frames.namespace(y)"
+
+
+def spread(values: Array, shape: tuple[int, ...], what: str) -> Floats:
+    """A number, an array of shape[1:], or one with all axes, each of full length or 1, over the whole shape.
+
+    NumPy alone would take more, such as one value a parameter for one a point where there are as many.
+    """
+    if values is None or np.iscomplexobj(values):
+        raise ValueError(f"{what} is {'None' if values is None else 'complex'}: return real numbers")
+    try:
+        array = np.asarray(values, np.float64)
+        if array.ndim not in (0, len(shape)) and array.shape != shape[1:]:
+            raise ValueError
+        return np.broadcast_to(array, shape)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{what} has values of shape {np.shape(values)}, which do not fit {shape}; "
+            "functions of x and y write x[..., i] and y[..., k]"
+        ) from error

@@ -1,0 +1,136 @@
+"""Problems by name: `make_problem("checkerboard", blocks=3)`, or from a Python file of the user."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fem_frames.files import check_file
+from fem_frames.messages import either
+from fem_frames.problem.callbacks import calling
+from fem_frames.problem.catalogue import PROBLEMS
+from fem_frames.problem.definition import Problem
+
+
+def make_problem(name: str, **options: Any) -> Problem:
+    """The built-in problem of this name, or one of your own: `folder/file.py` or `folder/file.py:name`.
+
+    Such a file defines `problem` (or `name`): a Problem, or a function that makes one from the options.
+    """
+    if not isinstance(name, str):
+        raise ValueError(
+            f"a problem is named by a text, not by a {type(name).__name__}; choose from {', '.join(PROBLEMS)}"
+        )
+    options = {key: value.item() if isinstance(value, np.generic) else value for key, value in options.items()}
+    file, attribute = _split(name)
+    if name in PROBLEMS:
+        make = PROBLEMS[name]
+    elif is_file(name):
+        made = _load(Path(file), attribute)
+        if isinstance(made, Problem):
+            if options:
+                raise ValueError(
+                    f"{name} is a Problem without options; make it a function to give it {sorted(options)}"
+                )
+            return replace(_beside(made, Path(file)), name=name)
+        make = made
+    else:
+        raise ValueError(
+            f"there is no problem {name!r}; choose from {', '.join(PROBLEMS)}, or give a file.py:name of your own"
+        )
+    _check_options(name, make, options)
+    with calling(f"making the problem {name} with the options {options}", make):
+        problem = make(**options)
+    if not isinstance(problem, Problem):
+        raise ValueError(f"{name} made a {type(problem).__name__}, not a fem_frames.Problem")
+    return replace(_beside(problem, Path(file)) if is_file(name) else problem, name=name, options=options)
+
+
+def _beside(problem: Problem, file: Path) -> Problem:
+    """The problem, its mesh file taken from beside its own file if it is there, not from the working directory."""
+    mesh = problem.mesh
+    if not isinstance(mesh, str | Path) or not (file.parent / mesh).is_file():
+        return problem
+    return replace(problem, mesh=(file.parent / mesh).resolve())
+
+
+def recorded_problem(record: Mapping[str, Any], name: str | None = None, options: Any = None) -> Problem:
+    """The built-in problem that a frame's record names, or the one that the caller names; with the refinement recorded.
+
+    A record never chooses code to run: if it names a file, the caller has to name one too.
+    """
+    if name is None:
+        name = str(record.get("problem"))
+        if name not in PROBLEMS:
+            raise ValueError(f"it is not built in, and files do not choose code to run: give {_itself(name)}")
+    problem = make_problem(name, **dict(record.get("options", {}) if options is None else options))
+    refinement = record.get("refinement", problem.refinement)
+    return problem if refinement == problem.refinement else replace(problem, refinement=refinement)
+
+
+def is_file(name: str) -> bool:
+    """Whether a problem of this name is taken from a Python file, which is executed."""
+    return name not in PROBLEMS and _split(name)[0].endswith(".py")
+
+
+def _split(name: str) -> tuple[str, str]:
+    """File and attribute of `file.py:attribute`."""
+    file, _, attribute = name.rpartition(":") if ".py:" in name else (name, "", "problem")
+    return file, attribute
+
+
+def _itself(name: str) -> str:
+    shown = name if is_file(name) else "mine.py"
+    return either(f"--problem {shown}", f"problem=make_problem({shown!r})" if is_file(name) else "problem=…")
+
+
+def _check_options(name: str, make: Callable[..., Problem], options: dict[str, Any]) -> None:
+    known = inspect.signature(make).parameters
+    for key, value in options.items():
+        if key not in known:
+            if any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
+                continue
+            raise ValueError(f"problem {name} has no option {key!r}; it has {', '.join(known) or 'none'}")
+        # What has a number for its default takes numbers.
+        default = known[key].default
+        for kind, word in ((int, "whole number"), (float, "finite number")):
+            if type(default) is kind:
+                fits = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+                if not fits or not np.isfinite(value):
+                    raise ValueError(f"option {key} of {name} is {value!r:.60}; a {word} is expected")
+
+
+def _load(path: Path, attribute: str) -> Any:
+    """What the file defines by this name. Modules beside it are found last: they replace no installed one."""
+    try:
+        check_file(path)
+    except ValueError as error:
+        raise ValueError(f"{error}, to take a problem from") from error
+    name = f"fem_frames_problem_{path.stem}_{abs(hash(path.resolve()))}"
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look there for the module they are defined in
+    if str(path.resolve().parent) not in sys.path:
+        sys.path.append(str(path.resolve().parent))
+    try:
+        with calling(f"loading {path}"):
+            spec.loader.exec_module(module)
+    except ValueError as error:
+        if str(path) in str(error):
+            raise
+        raise ValueError(f"loading {path} fails: {error}") from error
+    if not hasattr(module, attribute):
+        raise ValueError(f"{path} does not define {attribute!r}; name what it defines as {path}:name")
+    found = getattr(module, attribute)
+    if not (isinstance(found, Problem) or callable(found)):
+        raise ValueError(f"{attribute} in {path} is neither a Problem nor a function that makes one")
+    return found

@@ -1,0 +1,1 @@
+"""Conjugate gradients, spectra and error bounds."""

@@ -1,0 +1,156 @@
+"""Bounds for the error of a given u (and σ), each in a norm that has a name, computed without a reference solution.
+
+(E), energy norm, against the discrete solution: ‖residual‖₂ / √(c min a_y), c the lower frame bound.
+
+(LS), norm of the functional, against the exact solution: √loss is the error itself.
+
+(LS), energy norm, against the exact solution, after Prager and Synge, with a flux that is not quite in equilibrium.
+Testing −div(a ∇u) = f with the error e = u - u_h gives ∫ a |∇e|² = ∫ (f + div σ_h) e + ∫ (σ_h - a ∇u_h) · ∇e. With the
+means f̄ of f over the cells, C from Friedrichs' inequality ‖e‖ ≤ C ‖∇e‖, and Poincaré's on every cell T,
+
+    ‖a^{1/2} ∇e‖ ≤ (Σ_T (‖a^{-1/2} σ_h - a^{1/2} ∇u_h‖_T + diam(T)/π ‖f - f̄‖_T / √min_T a)²)^{1/2}
+                  + C ‖f̄ + div σ_h‖ / √min a.
+
+All of them hold as far as the quadrature of the problem sees a_y and f_y, minima of a_y included, and for boundary data
+that the mesh has: Dirichlet values interpolated in P1, for (LS) Neumann data by their means over facets. They are
+evaluated in float64 whatever the precision of the formulation, and rounded up to it.
+
+B samples, K finest cells, d dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from fem_frames.formulations.formulation import ErrorNorm, Formulation
+from fem_frames.frame.arrays import FrameArrays
+from fem_frames.operators.cells import cells_last
+from fem_frames.operators.linear import dot
+from fem_frames.solvers.friedrichs import friedrichs_constant
+
+_LOWER_FRAME_BOUNDS: WeakKeyDictionary[FrameArrays, float] = WeakKeyDictionary()
+_EXACT: WeakKeyDictionary[Formulation, Formulation] = WeakKeyDictionary()
+_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True, eq=False)
+class ErrorBound:
+    """Bounds for the errors of a batch."""
+
+    value: Tensor  # (B,)
+    relative: Tensor
+    """(B,) bounds for the error divided by the norm of the solution that it is measured against.
+
+    That norm is at least that of the given function less `value`; in the norm of the functional it is ‖f_y‖. Infinite
+    where this says nothing.
+    """
+    norm: ErrorNorm
+
+
+def error_bound(formulation: Formulation, w: Tensor, y: Tensor, norm: str | None = None) -> Tensor:
+    """(B,) bounds for the error of w (B, Nhat).
+
+    (E): norm="energy", against the discrete solution. (LS): norm="functional", the default, or "energy", both against
+    the exact solution. `formulation.norms` lists them, `certify` gives the bound together with its norm.
+    """
+    chosen = formulation.error_norm(norm)
+    exact, w64, y64 = _in_float64(formulation, w, y)
+    return _rounded_up(_bound(exact, w64, y64, chosen), formulation)
+
+
+def certify(formulation: Formulation, w: Tensor, y: Tensor, norm: str | None = None) -> ErrorBound:
+    """The bounds of `error_bound`, relative ones too, and the norm that they are in."""
+    chosen = formulation.error_norm(norm)
+    exact, w64, y64 = _in_float64(formulation, w, y)
+    value = _bound(exact, w64, y64, chosen)
+    if chosen.name == "functional":
+        size = source_norm(exact, y64)
+    else:
+        size = _energy_norm(exact, exact.states(w64), y64) - value
+    relative = torch.where(size > 0, value / size, torch.inf)
+    return ErrorBound(_rounded_up(value, formulation), _rounded_up(relative, formulation), chosen)
+
+
+def norm_of(formulation: Formulation, w: Tensor, y: Tensor, norm: str | None = None) -> Tensor:
+    """(B,) the norm of F w, without the lift: of a difference, so that errors against known solutions are measured."""
+    if formulation.error_norm(norm).name == "energy":
+        return _energy_norm(formulation, formulation.frame.D(w), y)
+    return formulation.stable(y).quadratic(w).clamp_min(0).sqrt()
+
+
+def source_norm(formulation: Any, y: Tensor) -> Tensor:
+    """(B or 1,) ‖f_y‖, for (LS) the norm of the exact solution: there a^{-1} σ = ∇u, and div σ = -f."""
+    return (formulation.scaled_source(y).square().sum(0) + formulation.oscillation(y)).sqrt()
+
+
+def _in_float64(formulation: Formulation, w: Tensor, y: Tensor) -> tuple[Formulation, Tensor, Tensor]:
+    """The formulation in float64, made once, and w and y as they are in that precision."""
+    if formulation.frame.dtype == torch.float64:
+        return formulation, w, y
+    formulation.check_coefficients(w, y)
+    if formulation not in _EXACT:
+        place = "cpu" if formulation.frame.device.type == "mps" else None  # which has no float64
+        _EXACT[formulation] = formulation.to(torch.float64, place)
+    exact = _EXACT[formulation]
+    return exact, w.to(exact.frame.device, torch.float64), y.to(exact.frame.device, torch.float64)
+
+
+def _rounded_up(values: Tensor, formulation: Formulation) -> Tensor:
+    """In the wide precision of the formulation, not below the values."""
+    if values.dtype == formulation.wide:
+        return values
+    return (values * (1 + 2 * torch.finfo(formulation.wide).eps)).to(formulation.frame.device, formulation.wide)
+
+
+def _bound(formulation: Formulation, w: Tensor, y: Tensor, norm: ErrorNorm) -> Tensor:
+    return _BOUNDS[norm.name, norm.against](formulation, w, y)
+
+
+def _energy_norm(formulation: Formulation, states: Tensor, y: Tensor) -> Tensor:
+    """(B,) ‖a_y^{1/2} ∇u‖ from the states, which begin with the gradient."""
+    cells, a = formulation.frame.arrays.volumes, formulation.mean(formulation.coefficient(y))  # (K, B)
+    gradient = cells_last(states, states.shape[-1] // len(cells))[:, : formulation.frame.arrays.dimension]
+    return (a * gradient.to(formulation.wide).square().sum(1)).sum(0).sqrt()
+
+
+# ---- one bound each
+
+
+def _from_residual(formulation: Formulation, w: Tensor, y: Tensor) -> Tensor:
+    """(E): DᵀC_yD ≥ c min a_y on the complement of ker F, where the residual lies."""
+    arrays = formulation.frame.arrays
+    if arrays not in _LOWER_FRAME_BOUNDS:
+        from fem_frames.solvers.spectra import frame_bounds  # late: error_bound can be had from there too
+
+        exact = formulation if formulation.frame.dtype == torch.float64 else formulation.to(torch.float64, "cpu")
+        _LOWER_FRAME_BOUNDS[arrays] = (1 - _TOLERANCE) * frame_bounds(exact, _TOLERANCE)[0]
+    least = formulation.mean(formulation.coefficient(y)).amin(0)  # (B,)
+    residual = formulation.residual(w, y)
+    return dot(residual, residual).sqrt() / (_LOWER_FRAME_BOUNDS[arrays] * least).sqrt()
+
+
+def _from_loss(formulation: Formulation, w: Tensor, y: Tensor) -> Tensor:
+    """(LS): the loss is ‖div τ‖² + ‖τ/a - ∇e‖² for the errors e and τ, as the exact u and σ have no residual."""
+    return formulation.loss(w, y).sqrt()
+
+
+def _from_flux(formulation: Any, w: Tensor, y: Tensor) -> Tensor:
+    """(LS): Prager and Synge."""
+    gaps, imbalance = formulation.flux_gaps(w, y)
+    a = formulation.coefficient(y)  # (K, Q or 1, B)
+    gaps = gaps + formulation.poincare_constants * (formulation.oscillations(y) / a.amin(1)).sqrt()
+    constant = friedrichs_constant(formulation.frame.arrays)
+    return gaps.square().sum(0).sqrt() + constant * imbalance / a.amin((0, 1)).sqrt()
+
+
+_BOUNDS: dict[tuple[str, str], Callable[[Any, Tensor, Tensor], Tensor]] = {
+    ("energy", "discrete solution"): _from_residual,
+    ("functional", "exact solution"): _from_loss,
+    ("energy", "exact solution"): _from_flux,
+}

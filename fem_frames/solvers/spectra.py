@@ -1,0 +1,184 @@
+"""Extreme eigenvalues by Lanczos, without dense matrices: condition numbers, frame bounds.
+
+All matrices here have the size N of the nodal basis, where nothing is singular: the nonzero spectrum of HᵀSH is that of
+H Hᵀ S, which is self-adjoint in the inner product of S.
+
+B samples, N nodal values, k Lanczos steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fem_frames.formulations.formulation import Formulation
+from fem_frames.mesh.simplices import spreads
+from fem_frames.operators.cells import Congruent
+from fem_frames.operators.linear import LinearOperator
+from fem_frames.solvers.bounds import error_bound as error_bound  # it was here before
+from fem_frames.solvers.conjugate_gradients import ConvergenceError, conjugate_gradients
+
+Map = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Conditioning:
+    """Condition numbers for one y."""
+
+    cond_A: float
+    """of A_y"""
+    cond_bpx: float
+    """of HᵀA_yH = DᵀC_yD on the orthogonal complement of its kernel"""
+    cond_D: float
+    """of D on the orthogonal complement of ker F"""
+    cond_C: float
+    """of C_y on the range of D"""
+    cond_flux: float | None
+    """of the frame of σ in H(div); None where there is no flux"""
+
+
+def extreme_eigenvalues(
+    P: Map,
+    S: Map,
+    size: int,
+    device: torch.device,
+    *,
+    ends: tuple[int, ...] = (0, -1),
+    tol: float = 1e-3,
+    max_steps: int = 1000,
+) -> tuple[float, ...]:
+    """Smallest (0) and largest (-1) eigenvalue of P S, P and S symmetric positive definite of the given size.
+
+    Lanczos in float64 and the inner product of S with full reorthogonalisation, until the residuals of the wanted Ritz
+    values are below tol, relatively: there is then an eigenvalue that near, and mostly much nearer.
+    """
+    v = torch.randn(size, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(device)
+    basis, images = v.new_empty(2, 16, size)  # (k, N) the basis, and S times it
+    diagonal: list[float] = []
+    off: list[float] = []
+    for step in range(min(max_steps, size)):
+        image = S(v[None])[0]
+        norm = float(torch.dot(v, image).clamp_min(0).sqrt())
+        if step and norm <= 1e-10 * max(diagonal):  # the space is invariant: it has all eigenvalues
+            break
+        if step % 5 == 4:
+            values, residuals = _ritz_values(diagonal, off, norm, ends)
+            if all(r <= tol * value for value, r in zip(values, residuals, strict=True)):
+                return values
+        off += [norm] if step else []
+        if step == len(basis):
+            basis, images = (torch.cat([a, torch.empty_like(a)]) for a in (basis, images))
+        basis[step], images[step] = v / norm, image / norm
+        v = P(images[step][None])[0]
+        diagonal.append(float(torch.dot(v, images[step])))
+        for _ in range(2):  # once is not enough
+            v = v - (images[: step + 1] @ v) @ basis[: step + 1]
+    else:
+        if size > max_steps:
+            raise ConvergenceError(f"Lanczos has not converged in {max_steps} steps: raise max_steps or tol")
+    return _ritz_values(diagonal, off, 0.0, ends)[0]
+
+
+def _ritz_values(
+    diagonal: list[float], off: list[float], beta: float, ends: tuple[int, ...]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Ritz values and the norms of their residuals, beta being the next entry beside the diagonal."""
+    sides = torch.tensor(off, dtype=torch.float64)
+    T = torch.diag(torch.tensor(diagonal, dtype=torch.float64)) + torch.diag(sides, 1) + torch.diag(sides, -1)
+    values, vectors = torch.linalg.eigh(T)
+    return tuple(float(values[end]) for end in ends), tuple(beta * abs(float(vectors[-1, end])) for end in ends)
+
+
+def condition_numbers(formulation: Formulation, y: Tensor, tol: float = 1e-3) -> Conditioning:
+    """Condition numbers for one y (p,), all by Lanczos; the formulation must be in float64."""
+    y = formulation.check_parameters(y)
+    if len(y) != 1:
+        raise ValueError(f"one y is expected, not {len(y)}: condition numbers are those of one matrix")
+    _check_precision(formulation)
+    frame, A, gram = formulation.frame, formulation.A(y), _gram(formulation)
+    N, device = frame.arrays.nodal_size, frame.device
+    inverse_A = _inverse(formulation, formulation.stable(y))
+    inverse_gram = _inverse(formulation, Congruent(frame.D))
+    HHT = _preconditioner(formulation)
+    (largest,) = extreme_eigenvalues(A, _identity, N, device, ends=(-1,), tol=tol)
+    (of_inverse,) = extreme_eigenvalues(inverse_A, _identity, N, device, ends=(-1,), tol=tol)
+    bpx = extreme_eigenvalues(HHT, A, N, device, tol=tol)
+    D = extreme_eigenvalues(HHT, gram, N, device, tol=tol)
+    C = extreme_eigenvalues(inverse_gram, A, N, device, tol=tol)
+    cond_flux = None
+    if len(frame.arrays.fields) > 1:
+        flux = flux_bounds(formulation, tol)
+        cond_flux = flux[1] / flux[0]
+    return Conditioning(largest * of_inverse, bpx[1] / bpx[0], (D[1] / D[0]) ** 0.5, C[1] / C[0], cond_flux)
+
+
+def flux_bounds(formulation: Formulation, tol: float = 1e-3) -> tuple[float, float]:
+    """(c, C) with c ‖v‖² ≤ ‖F v‖² ≤ C ‖v‖² for v orthogonal to ker F, F of σ alone, in the norm of H(div)."""
+    _check_precision(formulation)
+    arrays, device = formulation.frame.arrays, formulation.frame.device
+    if len(arrays.fields) == 1:
+        raise ValueError(f"the formulation {formulation.name} has no flux; use least squares")
+    d, before = arrays.dimension, len(arrays.fields[0].free[-1])
+    weights = np.zeros((len(arrays.volumes), 2 * d + 1))
+    weights[:, d:] = 1.0
+    weights[:, 2 * d] += spreads(arrays.points, arrays.levels[-1].cells) / d**2
+    scale = torch.as_tensor(weights.ravel(), device=device)
+    D, H = formulation.nodal_differential, formulation.frame.H
+
+    def on_flux(operator: Map) -> Map:
+        return lambda v: operator(torch.nn.functional.pad(v, (before, 0)))[:, before:]
+
+    size = arrays.nodal_size - before
+    preconditioner, gram = on_flux(lambda v: H(H.T(v))), on_flux(lambda v: D.T(scale * D(v)))
+    lower, upper = extreme_eigenvalues(preconditioner, gram, size, device, tol=tol)
+    return lower, upper
+
+
+def frame_bounds(formulation: Formulation, tol: float = 1e-3) -> tuple[float, float]:
+    """(c, C) with c ‖v‖² ≤ ‖D v‖² ≤ C ‖v‖² for v orthogonal to ker F: the frame constants in the norm of 𝒟."""
+    _check_precision(formulation)
+    N, device = formulation.frame.arrays.nodal_size, formulation.frame.device
+    lower, upper = extreme_eigenvalues(_preconditioner(formulation), _gram(formulation), N, device, tol=tol)
+    return lower, upper
+
+
+def _check_precision(formulation: Formulation) -> None:
+    if formulation.frame.dtype != torch.float64:
+        raise ValueError(
+            f"spectra are computed in float64, not {formulation.frame.dtype}: use formulation.to('float64')"
+        )
+
+
+def _identity(v: Tensor) -> Tensor:
+    return v
+
+
+def _gram(formulation: Formulation) -> Congruent:
+    """⟨𝒟u, 𝒟v⟩ on the nodal basis."""
+    return Congruent(formulation.nodal_differential)
+
+
+def _preconditioner(formulation: Formulation) -> Map:
+    """H Hᵀ."""
+    H = formulation.frame.H
+    return lambda v: H(H.T(v))
+
+
+def _inverse(formulation: Formulation, on_frame: LinearOperator) -> Map:
+    """S^{-1} of the nodal matrix S for which on_frame = HᵀSH, by conjugate gradients in frame coordinates."""
+    H = formulation.frame.H
+
+    def inverse(v: Tensor) -> Tensor:
+        found = conjugate_gradients(on_frame, H.T(v), 1e-10, 5000, 500)
+        if float(found.residual) > 1e-8:
+            raise ConvergenceError(
+                f"an inverse cannot be applied: conjugate gradients stay at a residual of {float(found.residual):.1e}; "
+                "is the contrast of a_y too high for a frame that does not know it?"
+            )
+        return H(found.x)
+
+    return inverse

@@ -1,0 +1,1 @@
+"""Studies over levels, benchmarks, and their pictures."""

@@ -1,0 +1,82 @@
+"""Residual and loss in extended precision, to measure rounding errors in float64 and below.
+
+By NumPy's long double on the float64 tables: where that is no wider than float64, errors of float64 come out as zero.
+
+K finest cells, m numbers in a cell's state, r residuals of a cell.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fem_frames.formulations.formulation import Formulation
+from fem_frames.formulations.least_squares import LeastSquares
+from fem_frames.frame import level_matrices
+from fem_frames.frame.sparse import SparseMatrix
+
+Extended = npt.NDArray[np.longdouble]
+
+
+class ExtendedForm:
+    """Residual DᵀC_yD w - load and loss of a formulation in float64, evaluated in extended precision."""
+
+    def __init__(self, formulation: Formulation) -> None:
+        if formulation.frame.dtype != torch.float64:
+            raise ValueError(f"extended precision starts from float64, not {formulation.frame.dtype}")
+        arrays = formulation.frame.arrays
+        self._formulation, self._lift = formulation, level_matrices.lift_states(arrays).astype(np.longdouble)
+        self._sizes = [family.level_sizes for family in arrays.families]
+        self._tables = level_matrices.differential_matrices(arrays)
+        self._transposed = [table.transposed() for table in self._tables]
+
+    def __call__(self, w: torch.Tensor, y: torch.Tensor) -> tuple[Extended, np.longdouble]:
+        """(Nhat,) residual and the loss, for w (Nhat,) and y (p,) in float64."""
+        long_w = w.numpy().astype(np.longdouble)
+        states = self._differential(long_w) + self._lift
+        if isinstance(self._formulation, LeastSquares):
+            return self._least_squares(self._formulation, states, y)
+        a = self._formulation.C(y).values[:, 0].numpy().astype(np.longdouble)  # type: ignore[attr-defined]
+        flux = (a[:, None] * states.reshape(len(a), -1)).ravel()
+        functional = self._formulation.frame_functional(y)[0].numpy().astype(np.longdouble)
+        offset = np.longdouble(self._formulation.lift_functional(y).sum())
+        return self._transpose(flux) - functional, flux @ states / 2 - functional @ long_w - offset
+
+    def _least_squares(
+        self, formulation: LeastSquares, states: Extended, y: torch.Tensor
+    ) -> tuple[Extended, np.longdouble]:
+        R, K = formulation.R(y), len(formulation.frame.arrays.volumes)
+        m = len(states) // K
+        unit = torch.eye(m, dtype=torch.float64)
+        columns = [R.cells(unit[i][None, :, None].expand(K, -1, 1))[..., 0] for i in range(m)]
+        blocks = torch.stack(columns, dim=2).numpy().astype(np.longdouble)  # (K, r, m)
+        residuals = np.einsum("krm,km->kr", blocks, states.reshape(K, m))
+        source = formulation.scaled_source(y).expand(K, 1)[:, 0]
+        residuals[:, 0] += source.numpy().astype(np.longdouble)
+        loss = (residuals**2).sum() + np.longdouble(formulation.oscillation(y).sum())
+        return self._transpose(np.einsum("krm,kr->km", blocks, residuals).ravel()), loss
+
+    def _differential(self, w: Extended) -> Extended:
+        levels = np.split(w, np.cumsum([size for sizes in self._sizes for size in sizes])[:-1])
+        count, state = len(self._tables), w[:0]
+        for j, table in enumerate(self._tables):
+            state = _product(table, np.concatenate([state, *levels[j::count]]))
+        return state
+
+    def _transpose(self, state: Extended) -> Extended:
+        count = len(self._tables)
+        pieces = [state] * (count * len(self._sizes))
+        for j in reversed(range(count)):
+            before = self._tables[j - 1].shape[0] if j else 0
+            parts = np.cumsum([before, *(sizes[j] for sizes in self._sizes)])[:-1]
+            state, *pieces[j::count] = np.split(_product(self._transposed[j], state), parts)
+        return np.concatenate(pieces)
+
+
+def _product(rows: SparseMatrix, x: Extended) -> Extended:
+    made = np.zeros(rows.shape[0], np.longdouble)
+    filled = np.diff(rows.starts) > 0
+    if filled.any():
+        made[filled] = np.add.reduceat(rows.weights * x[rows.columns], rows.starts[:-1][filled])
+    return made

@@ -1,0 +1,70 @@
+"""What studies over levels share: formulations on every level, frames that are kept, nominal parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fem_frames.formulations.formulation import Formulation, make_formulation
+from fem_frames.frame.arrays import FrameArrays
+from fem_frames.mesh.geometry import Floats
+from fem_frames.operators.frame import Frame
+from fem_frames.problem.definition import Problem, Uniform
+
+Row = dict[str, Any]
+
+
+def nominal_parameters(problem: Problem) -> Floats:
+    """(1, p) the middle of the parameters: the box's centre, or zero."""
+    parameters = problem.parameters
+    if isinstance(parameters, Uniform):
+        return np.mean([parameters.lower, parameters.upper], axis=0)[None]
+    return np.zeros((1, parameters.dimension))
+
+
+def formulations(
+    arrays: FrameArrays,
+    problem: Problem,
+    levels: Iterable[int] | None = None,
+    dtype: str = "float64",
+    device: torch.device | str = "cpu",
+) -> Iterator[tuple[int, Formulation]]:
+    """The formulation on each level, from the coarsest that resolves the problem."""
+    first = max(arrays.first_level, problem.resolved_from, 1)
+    for level in range(first, arrays.finest_level + 1) if levels is None else levels:
+        frame = Frame.from_arrays(arrays.coarsened(level, problem.regions), dtype, device)
+        yield level, make_formulation(frame, problem)
+
+
+def kept_frame(
+    problem: Problem, levels: int, formulation: str, first_level: int | None = None, folder: Path | None = None
+) -> FrameArrays:
+    """The frame from a folder if it is there, where no DOLFINx is needed; otherwise made, and kept in the folder."""
+    first = problem.first_level if first_level is None else first_level
+    options = "".join(f"-{key}={value}" for key, value in sorted(problem.options.items()))
+    path = None if folder is None else folder / f"{problem.name}{options}-{formulation}-{first}-{levels}.npz"
+    if path is not None and path.exists():
+        return FrameArrays.load(path)
+    from fem_frames.frame.export import export_frame
+    from fem_frames.mesh.hierarchy import MeshHierarchy
+
+    arrays = export_frame(MeshHierarchy.from_problem(problem, levels), problem, formulation, first_level)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        arrays.save(path)
+    return arrays
+
+
+def embedded(w: Tensor, coarse: FrameArrays, fine: FrameArrays) -> Tensor:
+    """(B, Nhat) coefficients in a frame that goes on to finer levels: those of w come first in each family."""
+    parts = []
+    for part, short, long in zip(
+        w.split([sum(f.level_sizes) for f in coarse.families], dim=1), coarse.families, fine.families, strict=True
+    ):
+        parts.append(torch.nn.functional.pad(part, (0, sum(long.level_sizes) - sum(short.level_sizes))))
+    return torch.cat(parts, dim=1)

@@ -1,0 +1,192 @@
+"""Pictures of trained surrogates: loss curves, and solutions over their references.
+
+B samples, N points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fem_frames.files import written_whole
+from fem_frames.frame.arrays import FrameArrays
+from fem_frames.mesh.geometry import Floats
+from fem_frames.messages import either
+from fem_frames.studies.plots import pyplot
+
+COLORS = ("tab:blue", "tab:red", "tab:green", "tab:purple", "tab:orange", "tab:brown", "tab:pink", "tab:gray")
+
+
+@dataclass(frozen=True)
+class RunCurve:
+    """What the log of a run says of its losses."""
+
+    label: str
+    step: list[int] = field(default_factory=list)
+    loss: list[float] = field(default_factory=list)
+    test_step: list[int] = field(default_factory=list)
+    test_loss: list[float] = field(default_factory=list)
+    floor: float | None = None
+
+    @classmethod
+    def from_records(cls, label: str, records: Sequence[Mapping[str, Any]]) -> RunCurve:
+        training = [r for r in records if r.get("loss") is not None]
+        tests = [r for r in records if "test" in r and r["test"]["loss"] is not None]
+        return cls(
+            label,
+            [r["step"] for r in training],
+            [r["loss"] for r in training],
+            [r["step"] for r in tests],
+            [r["test"]["loss"] for r in tests],
+            tests[-1]["test"]["floor"] if tests else None,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class SolutionPanel:
+    """Solutions of one surrogate and their references."""
+
+    label: str
+    arrays: FrameArrays
+    y: Floats  # (B, p)
+    values: Mapping[str, Floats]  # of each field at points (B, N), or vectors on cells (B, K, d)
+    reference: Mapping[str, Floats]
+
+
+def plot_runs(curves: Sequence[RunCurve], panels: Sequence[SolutionPanel], path: Path, title: str = "") -> None:
+    """Loss curves on top, below the solutions of each run."""
+    plt = pyplot()
+    flat = [p for p in panels if p.arrays.dimension < 3]  # solutions in space cannot be drawn flat
+    heights = [4.4, *(2.9 if p.arrays.dimension == 1 else 8.4 * len(p.values) for p in flat)]
+    width = max([7.0, *(0.6 + 3.2 * len(p.y) for p in flat if p.arrays.dimension == 2)])
+    figure = plt.figure(figsize=(width, sum(heights)), layout="constrained")
+    parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
+    _draw_curves(parts[0].subplots(), curves, title)
+    for part, panel in zip(parts[1:], flat, strict=True):
+        (_draw_lines if panel.arrays.dimension == 1 else _draw_maps)(part, panel)
+    save(figure, path)
+
+
+def plot_solution(arrays: FrameArrays, fields: Mapping[str, Floats], path: Path, title: str = "") -> None:
+    """All fields of one solution, at points (N,) or vectors on cells (K, d)."""
+    if arrays.dimension == 3:
+        how = either("--out u.xdmf", "write_fields")
+        raise ValueError(f"solutions in space are not drawn: write them with {how} and open that in ParaView")
+    plt = pyplot()
+    figure, axes = plt.subplots(1, len(fields), figsize=(5.2 * len(fields), 4.0), layout="constrained", squeeze=False)
+    for ax, (name, values) in zip(axes[0], fields.items(), strict=True):
+        if arrays.dimension == 1:
+            order = np.argsort(arrays.points[:, 0])
+            ax.plot(arrays.points[order, 0], values[order], color=COLORS[0])
+            ax.set(xlabel="x", title=symbol(name))
+            ax.grid(alpha=0.3)
+        else:
+            figure.colorbar(_map(ax, arrays, values), ax=ax, shrink=0.85)
+            ax.set_title(symbol(name) if values.ndim == 1 else f"|{symbol(name)}| and its direction")
+    figure.suptitle(title)
+    save(figure, path)
+
+
+def save(figure: Any, path: Path) -> None:
+    with written_whole(path) as file:
+        figure.savefig(file, format=path.suffix[1:], dpi=130)
+    pyplot().close(figure)
+
+
+def _draw_curves(axes: Any, curves: Sequence[RunCurve], title: str) -> None:
+    """Losses if all floors are positive; an energy is drawn by what it is above its floor."""
+    floors = sorted({c.floor for c in curves if c.floor is not None})
+    positive = not floors or floors[0] > 0
+    for number, curve in enumerate(curves):
+        color = COLORS[number % len(COLORS)]
+        if positive:
+            step, loss = np.array(curve.step), np.array(curve.loss)
+            seen = loss > 0  # an unstable loss may come out negative
+            axes.plot(step[seen], loss[seen], color=color, alpha=0.3, linewidth=0.8)
+        above = np.array(curve.test_loss) - (0.0 if positive or curve.floor is None else curve.floor)
+        axes.plot(curve.test_step, above, color=color, marker="o", markersize=3, label=curve.label)
+    for number, floor in enumerate(floors if positive else []):
+        axes.axhline(floor, color="black", linewidth=0.8, linestyle=":", label="floor" if number == 0 else None)
+    axes.set_yscale("log")
+    what = "loss; dots: on the test set" if positive else "test loss above that of the reference"
+    axes.set(xlabel="step", ylabel=what, title=title)
+    axes.grid(alpha=0.3)
+    if curves:
+        axes.legend(fontsize=8)
+
+
+def _draw_lines(part: Any, panel: SolutionPanel) -> None:
+    """One panel a field, one colour a sample; the reference broad and pale under the surrogate."""
+    x = panel.arrays.points[:, 0]
+    order = np.argsort(x)
+    all_axes = part.subplots(1, len(panel.values), squeeze=False)[0]
+    for axes, (name, values) in zip(all_axes, panel.values.items(), strict=True):
+        for i, value in enumerate(values):
+            color = COLORS[i % len(COLORS)]
+            axes.plot(x[order], panel.reference[name][i][order], color=color, linewidth=5, alpha=0.25)
+            axes.plot(x[order], value[order], color=color, linewidth=1.2, label=_short(panel.y[i]))
+        axes.set(xlabel="x", title=f"{panel.label}: {symbol(name)}")
+        axes.grid(alpha=0.3)
+    all_axes[0].legend(fontsize=7)
+
+
+def _draw_maps(part: Any, panel: SolutionPanel) -> None:
+    """A column a sample: a field, under it the reference, under that the difference; then the next field."""
+    grid = part.subplots(3 * len(panel.values), len(panel.y), squeeze=False)
+    for k, (name, values) in enumerate(panel.values.items()):
+        for i, value in enumerate(values):
+            _draw_difference(part, grid[3 * k : 3 * k + 3, i], panel.arrays, value, panel.reference[name][i])
+            title = f"{panel.label}: {symbol(name)}\n{_short(panel.y[i])}"
+            grid[3 * k, i].set_title(title, fontsize=9)
+
+
+def _draw_difference(part: Any, axes: Any, arrays: FrameArrays, value: Floats, reference: Floats) -> None:
+    error = value - reference
+    sizes = [v if v.ndim == 1 else np.linalg.norm(v, axis=1) for v in (value, reference, error)]
+    low, high = (float(f(np.concatenate(sizes[:2]))) for f in (np.min, np.max))
+    _map(axes[0], arrays, value, vmin=low, vmax=high)
+    drawn = _map(axes[1], arrays, reference, vmin=low, vmax=high)
+    part.colorbar(drawn, ax=list(axes[:2]), location="bottom", shrink=0.8, aspect=30)
+    axes[1].set_title("reference", fontsize=9)
+    largest = float(np.abs(sizes[2]).max()) or 1.0
+    least = -largest if value.ndim == 1 else 0.0
+    drawn = _map(axes[2], arrays, error, cmap="RdBu_r" if value.ndim == 1 else "Reds", vmin=least, vmax=largest)
+    ticks = sorted({least, 0.0, largest})
+    part.colorbar(drawn, ax=axes[2], location="bottom", shrink=0.8, aspect=30, format="%.0e", ticks=ticks)
+    relative = np.linalg.norm(error) / (np.linalg.norm(reference) or 1.0)
+    axes[2].set_title(f"difference, relative {relative:.1e}", fontsize=9)
+
+
+def _short(y: Floats) -> str:
+    return "y = " + ", ".join(f"{v:.2g}" for v in y[:4]) + (", …" if len(y) > 4 else "")
+
+
+def _map(axes: Any, arrays: FrameArrays, values: Floats, **options: Any) -> Any:
+    axes.set_aspect("equal")
+    axes.set_axis_off()
+    x, cells = arrays.points, arrays.levels[-1].cells
+    if values.ndim == 1:
+        return axes.tripcolor(x[:, 0], x[:, 1], cells, values, shading="gouraud", **options)
+    drawn = axes.tripcolor(x[:, 0], x[:, 1], cells, facecolors=np.linalg.norm(values, axis=1), **options)
+    if "cmap" not in options:  # no arrows on differences
+        _arrows(axes, arrays, values)
+    return drawn
+
+
+def _arrows(axes: Any, arrays: FrameArrays, vectors: Floats, across: int = 14) -> None:
+    """Arrows of vectors (K, 2) on cells, as many across as can be told apart."""
+    low, high = arrays.points.min(axis=0), arrays.points.max(axis=0)
+    place = np.floor((arrays.centres - low) / float((high - low).max()) * across * 0.999).astype(np.int64)
+    _, group = np.unique(place[:, 0] * across + place[:, 1], return_inverse=True)
+    count = np.bincount(group)
+    at = [np.bincount(group, weights=arrays.centres[:, i]) / count for i in range(2)]
+    mean = [np.bincount(group, weights=vectors[:, i]) / count for i in range(2)]
+    axes.quiver(*at, *mean, color="white", width=0.005, pivot="middle")
+
+
+def symbol(name: str) -> str:
+    return {"sigma": "σ"}.get(name, name)

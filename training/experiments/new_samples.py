@@ -1,0 +1,33 @@
+"""Evaluates the nets of an experiment on samples that neither training nor tests have seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fem_frames.frame.solutions import ReferenceSolutions
+from training.experiments.cells import Cell
+from training.metrics import evaluate, reference_solutions
+from training.surrogate import Surrogate
+
+SAMPLES = 1000
+
+
+def evaluate_fresh(
+    cells: Sequence[Cell], seed: int, progress: Callable[[int, int], None] | None = None
+) -> dict[str, dict[str, Any]]:
+    """The metrics of all cells that are done, by name, as `fem-frames evaluate --samples 1000 --seed` gives them."""
+    done = [cell for cell in cells if cell.state().status == "done"]
+    solved: dict[tuple[Any, ...], ReferenceSolutions] = {}
+    found = {}
+    for number, cell in enumerate(done):
+        if progress is not None:
+            progress(number, len(done))
+        surrogate = Surrogate.load(cell.folder)
+        c = cell.configuration
+        key = (c.problem, str(c.options), c.levels, c.formulation, c.refinement)
+        if key not in solved:
+            y = surrogate.problem.parameters.sample(SAMPLES, seed)
+            solved[key] = reference_solutions(surrogate.formulation, y)
+        found[cell.name] = {"seed": seed, **evaluate(surrogate, solved[key]).record()}
+    return found

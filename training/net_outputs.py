@@ -1,0 +1,54 @@
+"""What numbers a net gives: frame coefficients by level, or nodal values, which are one level.
+
+B samples, N nodal values, Nhat frame coefficients.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fem_frames.frame import level_matrices
+from fem_frames.frame.arrays import FrameArrays
+from fem_frames.operators.recursion import Prolongation
+
+
+def level_sizes(arrays: FrameArrays, nodal: bool) -> dict[str, tuple[int, ...]]:
+    """Of each family, how many numbers a net gives for every level; of nodal values, of each field."""
+    if nodal:
+        return {f.name: (len(f.free[-1]),) for f in arrays.fields}
+    return {family.name: family.level_sizes for family in arrays.families}
+
+
+def first_level(arrays: FrameArrays, nodal: bool) -> int:
+    return arrays.finest_level if nodal else arrays.first_level
+
+
+def prolongations(
+    arrays: FrameArrays, nodal: bool, dtype: torch.dtype, device: torch.device
+) -> dict[str, list[Prolongation]]:
+    """Of each family, P_j between the levels."""
+    if nodal:
+        return {f.name: [] for f in arrays.fields}
+    return {
+        family.name: [
+            Prolongation(level_matrices.prolongation_matrix(arrays, family, index), dtype, device)
+            for index in range(1, len(arrays.levels))
+        ]
+        for family in arrays.families
+    }
+
+
+def frame_coefficients(arrays: FrameArrays, nodal: Tensor) -> Tensor:
+    """(B, Nhat) frame coefficients of nodal values (B, N): those of the finest hats and facet functions, unscaled."""
+    pieces, start = [], 0
+    for family in arrays.families:
+        if family.name != family.field:  # curls
+            pieces.append(nodal.new_zeros(len(nodal), sum(family.level_sizes)))
+            continue
+        size = family.level_sizes[-1]
+        own = nodal[:, start : start + size] / torch.as_tensor(np.array(family.scale[-1])).to(nodal)
+        pieces += [nodal.new_zeros(len(nodal), sum(family.level_sizes[:-1])), own]
+        start += size
+    return torch.cat(pieces, dim=1)

@@ -1,0 +1,1 @@
+"""The optimizers, behind one call."""

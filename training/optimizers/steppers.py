@@ -1,0 +1,180 @@
+"""The optimizers behind one call, with the paper's settings for every precision as defaults."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from training.objective import Objective
+from training.optimizers.lbfgs import LBFGS
+from training.optimizers.natural_gradient import NGD
+from training.optimizers.soap import SOAP
+from training.precision import Precision, Weights
+
+RATES = {"sgd": 1e-3, "adam": 1e-3, "lbfgs": 1.0, "ngd": 1.0, "soap": 3e-3}
+LINE_SEARCH = ("lbfgs", "ngd")
+"""They search along a line, have no schedule, and want batches that do not change inside a step."""
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What one step did."""
+
+    loss: Tensor
+    finite: bool = True
+    """Whether loss and gradients were finite; if not, the parameters are those from before the step."""
+    reason: str | None = None
+    """Why an optimizer stopped early."""
+    moved: bool = True
+
+
+class Stepper:
+    """Takes steps by a first-order optimizer: one evaluation, one update."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def __call__(self, objective: Objective) -> Outcome:
+        loss = objective()
+        if not objective.finite(loss):
+            return Outcome(loss, finite=False)
+        self.optimizer.step()
+        return Outcome(loss)
+
+    def set_rate(self, rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
+
+class LineSearchStepper(Stepper):
+    """Takes steps by an optimizer that evaluates the objective itself, several times a step.
+
+    Where it ends in numbers that are not finite, its history is dropped and the parameters are those from before.
+    """
+
+    def __call__(self, objective: Objective) -> Outcome:
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        before = [p.detach().clone() for p in parameters]
+        first = _First(objective)
+        try:
+            loss = torch.as_tensor(self.optimizer.step(first)).detach()  # type: ignore[arg-type]
+        except _NotFiniteError:
+            return Outcome(first.loss, finite=False)
+        finite, moved = _seen(loss, parameters, before)
+        if not finite:
+            with torch.no_grad():
+                for p, saved in zip(parameters, before, strict=True):
+                    p.copy_(saved)
+            self.optimizer.state.clear()  # a history with such numbers in it spoils all that follows
+            reason = f"the line search failed: it left the range of {parameters[0].dtype}"
+            return Outcome(first.loss, reason=reason, moved=False)
+        assert isinstance(self.optimizer, LBFGS | NGD)
+        return Outcome(loss, reason=self.optimizer.reason, moved=moved)
+
+
+def _seen(loss: Tensor, parameters: list[nn.Parameter], before: list[Tensor]) -> tuple[bool, bool]:
+    """Whether loss and parameters are finite, and whether a parameter has changed: one wait for the device."""
+    finite = torch.stack([torch.isfinite(loss), *(torch.isfinite(p).all() for p in parameters)]).all()
+    moved = torch.stack([(p != saved).any() for p, saved in zip(parameters, before, strict=True)]).any()
+    found = torch.stack([finite, moved]).tolist()
+    return found[0], found[1]
+
+
+class _NotFiniteError(Exception):
+    """Loss or gradient are not finite where the step begins."""
+
+
+class _First:
+    """The objective, with a look at its first value."""
+
+    def __init__(self, objective: Objective) -> None:
+        self._objective = objective
+        self.loss = torch.empty(0)
+        self.gradient, self.gauss_newton = objective.gradient, objective.gauss_newton
+
+    def __call__(self) -> Tensor:
+        loss = self._objective()
+        if not self.loss.numel():
+            self.loss = loss
+            if not self._objective.finite(loss):
+                raise _NotFiniteError
+        return torch.where(torch.isnan(loss), torch.inf, loss)  # a search that meets NaN goes further, not back
+
+
+def make_stepper(name: str, weights: Weights, precision: Precision, rate: float) -> Stepper:
+    """The optimizer of this name."""
+    parameters = [weights.vector]
+    if name == "sgd":
+        return Stepper(torch.optim.SGD(parameters, lr=rate))
+    if name == "adam":
+        return Stepper(torch.optim.Adam(parameters, lr=rate, eps=precision.adam_epsilon, fused=_fused(parameters)))
+    if name == "soap":
+        return Stepper(SOAP(weights.vector, weights.shapes, lr=rate, eps=precision.adam_epsilon))
+    if name == "lbfgs":
+        return LineSearchStepper(
+            LBFGS(
+                weights.vector,
+                lr=rate,
+                max_iter=20,
+                max_eval=25,
+                tolerance_grad=precision.tolerance,
+                tolerance_change=precision.tolerance,
+                history_size=100,
+            )
+        )
+    if name == "ngd":
+        epsilon = precision.natural_gradient
+        return LineSearchStepper(NGD(parameters, lr=rate, regularisation=epsilon, tolerance=epsilon))
+    raise ValueError(f"optimizer is {name!r}; choose from {', '.join(RATES)}")
+
+
+def _state_shapes(optimizer: torch.optim.Optimizer, vector: Tensor) -> dict[str, torch.Size]:
+    """Of what an optimizer keeps, as far as it is tensors; L-BFGS looks at its own."""
+    whole = vector.shape
+    if isinstance(optimizer, torch.optim.Adam):
+        return {"step": torch.Size(), "exp_avg": whole, "exp_avg_sq": whole}
+    if isinstance(optimizer, SOAP):
+        small = torch.Size([optimizer.small_size])
+        return {"moment": whole, "square": whole, "statistics": small, "bases": small}
+    return {}
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Its state as saved before; a ValueError for settings or state that are not its own."""
+    (group,) = optimizer.param_groups
+    own = {name: value for name, value in group.items() if name != "params"}
+    groups = saved.get("param_groups")
+    if not isinstance(saved.get("state"), dict) or not isinstance(groups, list) or len(groups) != 1:
+        raise ValueError("there is no state of an optimizer for one vector of parameters")
+    optimizer.load_state_dict(saved)
+    (group,) = optimizer.param_groups
+    group["lr"] = own.pop("lr")  # of the schedule, or as configured
+    for name in {"fused", "foreach"} & set(own):  # how, not what: it depends on the device, which may be another
+        group[name] = own[name]
+    for name, value in own.items():
+        found = group.setdefault(name, value)
+        if isinstance(found, Tensor) or found != value:
+            raise ValueError(f"{name} of the optimizer is {group[name]!r} instead of {value!r}")
+    (vector,) = group["params"]
+    state = optimizer.state.get(vector, {})
+    if not isinstance(state, dict):
+        raise ValueError("the state of the optimizer is none")
+    for name, shape in _state_shapes(optimizer, vector).items() if state else ():
+        if getattr(state.get(name), "shape", None) != shape:
+            raise ValueError(f"{name} of the optimizer does not fit {len(vector)} parameters")
+
+
+def cosine_rate(epoch: float, period: float, rate: float, minimum: float) -> float:
+    """The paper's η_t up to T_max, then its minimum: the formula as printed would rise again."""
+    if epoch >= period:
+        return minimum
+    return minimum + 0.5 * (rate - minimum) * (1 + math.cos(math.pi * epoch / period))
+
+
+def _fused(parameters: list[nn.Parameter]) -> bool:
+    """One pass over parameters and state instead of ten, where torch has it."""
+    return parameters[0].device.type in ("cpu", "cuda") and parameters[0].dtype != torch.bfloat16

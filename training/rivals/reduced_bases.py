@@ -1,0 +1,362 @@
+"""What is done without neural nets: direct solves, and the discrete solution in the span of a few modes.
+
+A method maps parameters y (B, p) to free nodal values (B, N) of all fields, in float64 on the CPU, and tells how many
+solves it was built from. A_y is symmetric and positive definite in both formulations, so one reduced system,
+VᵀA_y(v̄ + Vc) = Vᵀb_y, is Galerkin's for (E) and that of least squares for (LS). Methods that are fitted to solutions
+are in `regression.py`. Dense products are torch's: NumPy may have a much slower BLAS.
+
+B samples, p parameters, S snapshots, n modes, N free nodal values, K finest cells, L local dofs of a cell, Q terms.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy import linalg, sparse
+from scipy.sparse.csgraph import reverse_cuthill_mckee
+from scipy.sparse.linalg import splu
+from torch import Tensor
+
+from fem_frames.formulations.formulation import Formulation
+from fem_frames.frame import level_matrices
+from fem_frames.frame.solutions import ReferenceSolutions
+from fem_frames.mesh.geometry import Floats
+from fem_frames.problem.coefficients import Affine, ByRegion
+from fem_frames.problem.definition import Problem, whole_number
+from training.losses import free_values
+from training.metrics import CHUNK
+from training.net_outputs import frame_coefficients
+
+Weights = Callable[[Floats], Floats]
+
+
+class Method(ABC):
+    """Parameters (B, p) to free nodal values (B, N)."""
+
+    name: str
+    solves: int
+    """Full solves that it was built from."""
+    problem: Problem
+
+    def __call__(self, y: npt.ArrayLike) -> Tensor:
+        return self.values(self.problem.check_parameters(y))
+
+    @abstractmethod
+    def values(self, y: Floats) -> Tensor:
+        """(B, N) for y (B, p) that was checked."""
+
+
+# ---- full systems ---------------------------------------------------------------------------------------
+
+
+class NodalSystem:
+    """y to A_y and b_y on free nodal values; the matrices are sparse and have one pattern, ordered by rows."""
+
+    def __init__(self, formulation: Formulation) -> None:
+        frame = formulation.frame
+        if frame.dtype != torch.float64 or frame.device.type != "cpu":
+            raise ValueError(
+                f"the formulation is in {frame.dtype} on {frame.device}, but SciPy solves in float64 on the CPU: "
+                "pass formulation.to('float64', 'cpu')"
+            )
+        self.formulation = formulation
+        E = level_matrices.localisation_matrix(frame.arrays)
+        self.size = E.shape[1]
+        dofs = np.full(E.shape[0], -1)
+        dofs[np.diff(E.starts) == 1] = E.columns
+        dofs = dofs.reshape(len(frame.arrays.volumes), -1)  # (K, L)
+        rows, columns = (a.ravel() for a in np.broadcast_arrays(dofs[:, :, None], dofs[:, None]))
+        free = np.flatnonzero((rows >= 0) & (columns >= 0))
+        keys, place = np.unique(rows[free] * self.size + columns[free], return_inverse=True)
+        self.rows, self.columns = np.divmod(keys, self.size)  # (entries,)
+        self._starts = np.concatenate([[0], np.cumsum(np.bincount(self.rows, minlength=self.size))])
+        self._sum = sparse.csr_matrix((np.ones(len(free)), (place, free)), shape=(len(keys), len(rows)))
+
+    def entries(self, y: Floats) -> Floats:
+        """(B, entries) of A_y."""
+        local = self.formulation.local_matrices(torch.as_tensor(y))  # (K, L, L, B)
+        return np.ascontiguousarray((self._sum @ local.reshape(-1, len(y)).numpy()).T)
+
+    def loads(self, y: Floats) -> Floats:
+        """(B, N) b_y: the solution of A_y v = b_y has the nodal values of u - lift."""
+        return self.formulation.nodal_load(torch.as_tensor(y)).numpy()
+
+    def matrix(self, entries: Floats) -> sparse.csr_matrix:
+        """(N, N) from its entries (entries,)."""
+        return sparse.csr_matrix((entries, self.columns, self._starts), shape=(self.size, self.size))
+
+
+class AffineSystem(NodalSystem):
+    """A_y = Σ_q θ_q(y) A_q and b_y = Σ_q θ_q(y) b_q: cells are visited once, not for every y."""
+
+    def __init__(self, formulation: Formulation, weights: Weights) -> None:
+        super().__init__(formulation)
+        self.weights = weights
+        parameters = formulation.problem.parameters
+        # The terms from what they sum up to, for a few y more than there are terms.
+        y = parameters.sample(4 * weights(parameters.sample(1, 0)).shape[1], 0)
+        theta = weights(y)
+        self.terms = np.linalg.lstsq(theta, super().entries(y), rcond=None)[0]  # (Q, entries)
+        self.load_terms = np.linalg.lstsq(theta, super().loads(y), rcond=None)[0]  # (Q, N)
+
+    def entries(self, y: Floats) -> Floats:
+        return (torch.as_tensor(self.weights(y)) @ torch.as_tensor(self.terms)).numpy()
+
+    def loads(self, y: Floats) -> Floats:
+        return (torch.as_tensor(self.weights(y)) @ torch.as_tensor(self.load_terms)).numpy()
+
+
+def affine_weights(formulation: Formulation) -> Weights | None:
+    """y (B, p) to weights (B, Q), of which A_y and b_y are combinations; None where no few are known."""
+    a = formulation.problem.coefficient
+    if callable(formulation.problem.source):
+        return None
+    if formulation.name == "energy" and type(a) in (ByRegion, Affine):  # linear in a; not so the exp of an expansion
+        return lambda y: np.concatenate([np.ones((len(y), 1)), y], axis=1)
+    if formulation.name == "least-squares" and isinstance(a, ByRegion):  # ‖σ/a - ∇u‖² is quadratic in 1/a
+        used = sorted(set(a.parameter.values()))
+        return lambda y: np.concatenate([np.ones((len(y), 1)), 1 / y[:, used], 1 / y[:, used] ** 2], axis=1)
+    return None
+
+
+def full_system(formulation: Formulation) -> NodalSystem:
+    """The system in affine form where it has one."""
+    weights = affine_weights(formulation)
+    return NodalSystem(formulation) if weights is None else AffineSystem(formulation, weights)
+
+
+# ---- direct solves --------------------------------------------------------------------------------------
+
+
+class DirectSolves(Method):
+    """Each y is solved for: no error but the mesh's."""
+
+    name, solves = "direct solves", 0
+
+    def __init__(self, system: NodalSystem) -> None:
+        self.system, self.problem = system, system.formulation.problem
+
+    def values(self, y: Floats) -> Tensor:
+        parts = [self._solved(self.system.entries(part), self.system.loads(part)) for part in chunks(y)]
+        return torch.as_tensor(np.concatenate(parts))
+
+    @abstractmethod
+    def _solved(self, entries: Floats, loads: Floats) -> Floats:
+        """(B, N) from (B, entries) and (B, N)."""
+
+
+class BandedSolves(DirectSolves):
+    """By banded Cholesky after Cuthill and McKee, which no sparse LU beats on intervals and squares of this size."""
+
+    def __init__(self, system: NodalSystem) -> None:
+        super().__init__(system)
+        pattern = system.matrix(np.ones(len(system.rows)))
+        self._order = reverse_cuthill_mckee(pattern, symmetric_mode=True)
+        place = np.argsort(self._order)
+        rows, columns = place[system.rows], place[system.columns]
+        self._lower = np.flatnonzero(rows >= columns)
+        self._band = (rows - columns)[self._lower], columns[self._lower]
+        self.bandwidth = int(self._band[0].max())
+
+    def _solved(self, entries: Floats, loads: Floats) -> Floats:
+        found = np.empty_like(loads)
+        for own, load, v in zip(entries[:, self._lower], loads[:, self._order], found, strict=True):
+            band = np.zeros((self.bandwidth + 1, self.system.size))
+            band[self._band] = own
+            v[self._order] = linalg.solveh_banded(band, load, overwrite_ab=True, lower=True, check_finite=False)
+        return found
+
+
+class SparseSolves(DirectSolves):
+    """By sparse LU, for cubes, whose matrices have wide bands."""
+
+    def _solved(self, entries: Floats, loads: Floats) -> Floats:
+        matrices = (self.system.matrix(own).T for own in entries)  # their own transposes, by columns as SuperLU has it
+        return np.stack([splu(A_y).solve(load) for A_y, load in zip(matrices, loads, strict=True)])
+
+
+def direct_solves(system: NodalSystem) -> DirectSolves:
+    return (SparseSolves if system.formulation.frame.arrays.dimension == 3 else BandedSolves)(system)
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshots:
+    """Solutions that methods are built from, and the time they took."""
+
+    y: Floats  # (S, p)
+    values: Tensor  # (S, N)
+    seconds: float
+
+    @classmethod
+    def solve(cls, direct: DirectSolves, y: Floats) -> Snapshots:
+        start = perf_counter()
+        values = direct(y)
+        return cls(y, values, perf_counter() - start)
+
+    def first(self, count: int) -> Snapshots:
+        """The first ones, with their share of the time."""
+        count = whole_number(count, "the number of snapshots")
+        if count > len(self.y):
+            raise ValueError(f"{count} snapshots are wanted, but there are {len(self.y)}: solve for more samples")
+        return Snapshots(self.y[:count], self.values[:count], self.seconds * count / len(self.y))
+
+
+# ---- few modes ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class PodSpace:
+    """v̄ + span V: the mean of snapshots, and the modes that they are best approximated by in the mean square.
+
+    The norm is that of the states of cells: ‖∇u‖ for (E); for (LS) the flux at the centres and its divergence too.
+    """
+
+    mean: Tensor  # (N,)
+    modes: Tensor  # (n, N) orthonormal
+    dual: Tensor  # (N, n) the coefficients of v - v̄ are (v - v̄) @ dual
+    spectrum: Tensor  # (S,) singular values of the snapshots less their mean
+    solves: int
+
+    @classmethod
+    def build(cls, formulation: Formulation, snapshots: Snapshots, count: int | None = None) -> PodSpace:
+        """`count` modes; None: as many as the snapshots have."""
+        states, mean = formulation.nodal_differential, snapshots.values.mean(0)
+        off = snapshots.values - mean
+        # Not from the Gram matrix of the snapshots, which would lose half the digits.
+        triangle = torch.linalg.qr(states(off).T, mode="r").R  # (S, S), or (K m, S) where there are more snapshots
+        left, spectrum, _ = torch.linalg.svd(triangle.T, full_matrices=False)
+        rank = int((spectrum > 1e-10 * spectrum[0]).sum())  # what is below is rounding
+        modes = (left[:, :rank] / spectrum[:rank]).T @ off
+        dual = states.T(states(modes)).T
+        whole = cls(mean, modes, dual.contiguous(), spectrum, len(snapshots.y))
+        return whole if count is None else whole.first(count)
+
+    @property
+    def size(self) -> int:
+        return len(self.modes)
+
+    def first(self, count: int) -> PodSpace:
+        """The space of the first modes."""
+        count = whole_number(count, "the number of modes")
+        if count > self.size:
+            raise ValueError(
+                f"{count} modes are wanted, but {self.solves} snapshots have {self.size} around their mean: "
+                "take fewer modes or more snapshots"
+            )
+        return replace(self, modes=self.modes[:count], dual=self.dual[:, :count].contiguous())
+
+    def coefficients(self, values: Tensor) -> Tensor:
+        """(B, n) of the projections of nodal values (B, N)."""
+        return (values - self.mean) @ self.dual
+
+    def synthesise(self, c: Tensor) -> Tensor:
+        """(B, N) nodal values from coefficients (B, n)."""
+        return torch.addmm(self.mean, c, self.modes)
+
+    def project(self, values: Tensor) -> Tensor:
+        """(B, N) best approximations of nodal values (B, N): no method with these modes can do better."""
+        return self.synthesise(self.coefficients(values))
+
+
+class ReducedBasis(Method):
+    """VᵀA_yV c = Vᵀ(b_y - A_y v̄): the best that the modes can do in the energy norm of y, without a full solve."""
+
+    def __init__(self, system: NodalSystem, space: PodSpace) -> None:
+        self.problem, self.space, self.solves = system.formulation.problem, space, space.solves
+        kind = "Galerkin" if system.formulation.name == "energy" else "least-squares"
+        self.name = f"{kind} reduced basis, {space.size} modes"
+        self.system, self.V = system, space.modes.T.contiguous()  # (N, n)
+        self._with_mean = torch.cat([self.V, space.mean[:, None]], dim=1).numpy()  # (N, n + 1)
+
+    @abstractmethod
+    def systems(self, y: Floats) -> tuple[Tensor, Tensor]:
+        """(B, n, n) VᵀA_yV and (B, n) Vᵀ(b_y - A_y v̄)."""
+
+    def values(self, y: Floats) -> Tensor:
+        matrices, loads = self.systems(y)
+        return self.space.synthesise(torch.cholesky_solve(loads[..., None], torch.linalg.cholesky(matrices))[..., 0])
+
+    def reduced(self, entries: Floats) -> Tensor:
+        """(n, n + 1) VᵀA(V, v̄) from the entries of A; those that are zero cost nothing."""
+        kept = np.flatnonzero(entries)
+        rows, starts = np.unique(self.system.rows[kept], return_index=True)  # in order, so they make a matrix by rows
+        table = (entries[kept], self.system.columns[kept], np.append(starts, len(kept)))
+        A = sparse.csr_matrix(table, shape=(len(rows), self.system.size))
+        return self.V[rows].T @ torch.as_tensor(A @ self._with_mean)
+
+
+class AffineReducedBasis(ReducedBasis):
+    """The terms of an affine system are reduced once: a query touches the mesh only to write its answer."""
+
+    def __init__(self, system: AffineSystem, space: PodSpace) -> None:
+        super().__init__(system, space)
+        self._weights = system.weights
+        terms = torch.stack([self.reduced(term) for term in system.terms])  # (Q, n, n + 1)
+        self._terms = terms[..., :-1].flatten(1)
+        self._load_terms = torch.as_tensor(system.load_terms) @ self.V - terms[..., -1]  # (Q, n)
+
+    def systems(self, y: Floats) -> tuple[Tensor, Tensor]:
+        weights = torch.as_tensor(self._weights(y))  # (B, Q)
+        return (weights @ self._terms).unflatten(1, (self.space.size, -1)), weights @ self._load_terms
+
+
+class AssembledReducedBasis(ReducedBasis):
+    """A_y is assembled for every y, then reduced: what is left to do where the coefficient is not affine in y.
+
+    Entries as they are for most y are reduced once, so that a coefficient that changes in few cells costs less.
+    """
+
+    def __init__(self, system: NodalSystem, space: PodSpace) -> None:
+        super().__init__(system, space)
+        self._usual = np.median(system.entries(self.problem.parameters.sample(65, 0)), axis=0)  # (entries,)
+        self._reduced = self.reduced(self._usual)
+
+    def systems(self, y: Floats) -> tuple[Tensor, Tensor]:
+        made = torch.stack([self.reduced(off) for part in chunks(y) for off in self.system.entries(part) - self._usual])
+        made += self._reduced  # (B, n, n + 1)
+        return made[..., :-1], torch.as_tensor(self.system.loads(y)) @ self.V - made[..., -1]
+
+
+def reduced_basis(system: NodalSystem, space: PodSpace) -> ReducedBasis:
+    if isinstance(system, AffineSystem):
+        return AffineReducedBasis(system, space)
+    return AssembledReducedBasis(system, space)
+
+
+# ---- how good they are ----------------------------------------------------------------------------------
+
+
+class MethodAnswers:
+    """A method, as `evaluate` and `query_seconds` take it."""
+
+    def __init__(self, formulation: Formulation, method: Method) -> None:
+        self.formulation, self.method = formulation, method
+
+    def __call__(self, y: npt.ArrayLike) -> dict[str, Tensor]:
+        return self.formulation.nodal_fields(self.method(y))
+
+    def coefficients(self, y: Tensor) -> Tensor:
+        return frame_coefficients(self.formulation.frame.arrays, self.method(y.numpy()))
+
+
+def gradient_errors(exact: Formulation, w: Tensor, reference: ReferenceSolutions) -> Tensor:
+    """(B,) ‖∇(u - u_ref)‖ / ‖∇u_ref‖ of u = lift + F w."""
+    arrays = exact.frame.arrays
+    target = exact.states(frame_coefficients(arrays, free_values(exact, reference)))
+    part = level_matrices.state_slices(arrays)["u"]
+
+    def size(states: Tensor) -> Tensor:
+        return states.unflatten(-1, (len(arrays.volumes), -1))[..., part].square().sum((1, 2)).sqrt()
+
+    return size(exact.states(w) - target) / size(target)
+
+
+def chunks(y: Floats) -> Iterator[Floats]:
+    """Batches whose matrices fit into memory."""
+    return (y[start : start + CHUNK] for start in range(0, len(y), CHUNK))

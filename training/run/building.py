@@ -1,0 +1,229 @@
+"""What a run consists of, made from its configuration, or taken from its folder where it is there already."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fem_frames.formulations.formulation import Formulation
+from fem_frames.frame.arrays import FrameArrays
+from fem_frames.frame.level_matrices import state_size
+from fem_frames.frame.solutions import ReferenceSolutions
+from fem_frames.frame.sparse import SparseMatrix
+from fem_frames.memory import check_memory
+from fem_frames.mesh.geometry import Floats
+from fem_frames.messages import option
+from fem_frames.operators.frame import DTYPES, check_device
+from fem_frames.operators.products import SparseProduct
+from fem_frames.problem.definition import Problem
+from fem_frames.problem.loading import make_problem, recorded_problem
+from nets import SeparateFrameNets
+from training.configuration import Configuration, Resolved
+from training.description import describe_net
+from training.losses import LOSSES, Loss, make_loss
+from training.metrics import check_reference, reference_solutions
+from training.net_outputs import level_sizes
+from training.run import store
+from training.run.distributed import World
+from training.samples import FixedSamples, FreshSamples, Samples, SobolSamples
+from training.surrogate import FRAME, Surrogate
+
+Say = Callable[[str], None]
+
+
+def choose_device(name: str | None) -> torch.device:
+    """The device asked for, or the best there is; under torchrun every process has a GPU of its own.
+
+    Where GPUs are, but not one for each process, or the one of this process does not work, that is an error: the CPU
+    would be slower without a word.
+    """
+    rank = os.environ.get("LOCAL_RANK")
+    gpus = torch.cuda.device_count()  # opens none of them
+    if name == "cuda" or (name is None and gpus):
+        own = "cuda" if rank is None else f"cuda:{rank}"
+        if rank is not None:
+            _check_processes(gpus)
+        fault = None if name == "cuda" else _fault(own)
+        if fault is None:
+            return check_device(own)
+        if rank is not None:
+            raise ValueError(f"{own} cannot be used: {fault}; choose {option('device', 'cpu')} to train without it")
+        warnings.warn(f"there is a GPU, but it cannot be used: {fault}; the CPU is used", stacklevel=2)
+    if name is None:
+        name = "mps" if torch.backends.mps.is_available() and _fault("mps") is None else "cpu"
+    return check_device(name)
+
+
+def _check_processes(gpus: int) -> None:
+    """A ValueError, in all processes of this machine alike, unless each of them can have a GPU."""
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if 0 < gpus < processes:
+        raise ValueError(
+            f"torchrun started {processes} processes on this machine, which has {gpus} GPU{'s' * (gpus > 1)}: give "
+            f"it --nproc-per-node {gpus}, or train with {option('device', 'cpu')}"
+        )
+
+
+def _fault(device: str) -> str | None:
+    """What goes wrong on a device with the product that frames are made of, if anything does."""
+    rows = SparseMatrix.from_entries([0, 1], [1, 0], [1.0, 2.0], (2, 2))
+    try:
+        product = SparseProduct(rows, torch.float32, torch.device(device))(torch.eye(2, device=device)).cpu()
+    except (RuntimeError, NotImplementedError, TypeError, AssertionError) as error:
+        return str(error).splitlines()[0]
+    right = product.tolist() == [[0.0, 1.0], [2.0, 0.0]]
+    return None if right else f"a product that should be [[0, 1], [2, 0]] is {product.tolist()}"
+
+
+def problem_of(c: Configuration, folder: Path) -> Problem:
+    """The problem that a configuration names, or that of its frame."""
+    record: Mapping[str, Any] = {}
+    if c.frame is not None:
+        own = folder / FRAME  # the file it was copied from may have moved since
+        record = FrameArrays.load(own if own.exists() else c.frame).record
+    if c.problem:
+        try:
+            problem = make_problem(c.problem, **c.options)
+        except ValueError as error:
+            hint = "; if it was made in Python, give it: train(…, problem=…)" if (folder / FRAME).exists() else ""
+            raise ValueError(f"{error}{hint}") from error
+        refinement = c.refinement or record.get("refinement", problem.refinement)
+        return problem if refinement == problem.refinement else replace(problem, refinement=refinement)
+    try:
+        return recorded_problem(record)
+    except ValueError as error:
+        raise ValueError(
+            f"{c.frame} is a frame of the problem {record.get('problem')!r}, which cannot be made: {error}"
+        ) from error
+
+
+def make_frame(c: Configuration, problem: Problem, folder: Path, world: World) -> FrameArrays:
+    """The frame of the run, exported or copied into its folder by the first process."""
+    path = folder / FRAME
+    if world.leads and not path.exists():
+        if c.frame:
+            arrays = FrameArrays.load(c.frame)
+        else:
+            from fem_frames.frame.export import export_frame
+            from fem_frames.mesh.hierarchy import MeshHierarchy
+
+            assert c.levels is not None
+            hierarchy = MeshHierarchy.from_problem(problem, c.levels)
+            arrays = export_frame(hierarchy, problem, c.formulation or "energy", c.first_level)
+        if c.formulation not in (None, arrays.formulation):
+            raise ValueError(f"{c.frame} is a frame for {arrays.formulation}, not for {c.formulation}")
+        arrays.save(path)
+    world.wait()
+    return FrameArrays.load(path)
+
+
+def check_sizes(c: Resolved, arrays: FrameArrays, problem: Problem) -> None:
+    """A ValueError if net, batch or test set need more memory than there is, told before they are made."""
+    net = describe_net(c, problem)
+    size, count = DTYPES[c.precision].itemsize, net.count(arrays)
+    modules = c.blocks * sum(len(own) for own in level_sizes(arrays, net.nodal).values())
+    # Parameters, gradient, and what the optimizer keeps of both; Python's objects for every block.
+    check_memory(f"a net of {count:.3g} parameters", 4.0 * count * size + 1e4 * modules, "use fewer blocks or levels")
+    states = len(arrays.volumes) * state_size(arrays)
+    activations = (2 * c.blocks + 2) * arrays.frame_size + 3 * states
+    check_memory(f"a batch of {c.batch} samples", float(c.batch) * activations * size, "use a smaller batch")
+    for name, samples in (("test_samples", c.test_samples), ("training_samples", c.training_samples or 0)):
+        values = sum(len(f.lift[-1]) for f in arrays.fields)
+        check_memory(f"{name} = {samples}", 8.0 * samples * values, f"use fewer {name}")
+
+
+def make_samples(c: Resolved, problem: Problem, world: World) -> Samples:
+    """The training samples."""
+    drawn = FreshSamples.BLOCK if c.sampling == "fresh" else 1  # batches at a time
+    for name, count in (("batch", drawn * c.batch), ("test_samples", c.test_samples)):
+        needed = 8.0 * count * problem.parameters.dimension
+        check_memory(f"{name} = {getattr(c, name)}", needed, f"use a smaller {name}")
+    if c.batch < world.size:
+        raise ValueError(f"batch is {c.batch}, but there are {world.size} processes: give each one sample at least")
+    if c.sampling == "fixed":
+        assert c.training_samples is not None
+        last = c.training_samples % c.batch
+        if last and last < world.size:
+            raise ValueError(
+                f"the last batch of {c.training_samples} samples has {last}, fewer than there are processes: "
+                "choose a batch that divides training_samples"
+            )
+        return FixedSamples(problem.parameters, c.training_samples, c.batch, c.sample_seed)
+    kind = SobolSamples if c.sampling == "sobol" else FreshSamples
+    return kind(problem.parameters, c.batch, c.steps_per_epoch, c.sample_seed)
+
+
+def make_run_loss(
+    c: Configuration, formulation: Formulation, samples: Samples, folder: Path, world: World, say: Say
+) -> Loss:
+    """The loss; for a supervised one the training set is solved first."""
+    if not LOSSES[c.loss].supervised:
+        return make_loss(c.loss, formulation)
+    assert isinstance(samples, FixedSamples)
+    path = folder / store.TRAINING
+    if world.leads:
+        solved(path, samples.y, "training set", formulation.to(torch.float64, "cpu"), say)
+    world.wait()
+    return make_loss(c.loss, formulation, ReferenceSolutions.load(path))
+
+
+def make_surrogate(
+    c: Resolved, arrays: FrameArrays, problem: Problem, device: torch.device, resumed: bool
+) -> Surrogate:
+    """The surrogate before training: random weights, or those of the run to start from."""
+    description = describe_net(c, problem)
+    net = description.build(arrays, device, c.net_seed)
+    if c.start_from is not None and not resumed:
+        other = Surrogate.load(c.start_from, problem)
+        theirs, ours = ({**asdict(d), "precision": None} for d in (other.description, description))
+        theirs["level_sizes"], ours["level_sizes"] = other.net.level_sizes, net.level_sizes
+        differ = [f"{name} {value} instead of {ours[name]}" for name, value in theirs.items() if value != ours[name]]
+        if differ:
+            raise ValueError(f"the net in {c.start_from} is another one ({', '.join(differ)}): use the settings it has")
+        net.load_state_dict(other.net.state_dict())
+    return Surrogate(net, description, arrays, problem, {"configuration": c.record()})
+
+
+def hint_of_start(c: Configuration, arrays: FrameArrays, problem: Problem) -> str | None:
+    """What to try where prolonged nets see y through fewer numbers than it has."""
+    if c.net != SeparateFrameNets.name or LOSSES[c.loss].nodal:
+        return None
+    p, first, sizes = problem.parameters.dimension, arrays.first_level, level_sizes(arrays, nodal=False)
+    start = first if c.start_level is None else c.start_level
+    # Of each family: how many numbers its nets start with, on the first level from there on that has any.
+    begins = {name: next(filter(None, own[start - first :])) for name, own in sizes.items()}
+    name = min(begins, key=lambda name: begins[name])
+    levels = [min(level) for level in zip(*sizes.values(), strict=True)]
+    better = next((first + j for j, size in enumerate(levels) if size >= p), arrays.finest_level)
+    if begins[name] >= p or better <= start:
+        return None
+    return (
+        f"level {start} has {begins[name]} degree{'s' * (begins[name] > 1)} of freedom of {name} for {p} parameters; "
+        f"try {option('start_level', better)}"
+    )
+
+
+def solved(path: Path, y: Floats, name: str, exact: Formulation, say: Say) -> ReferenceSolutions:
+    """The reference solutions in the file, solved for y (B, p) if they are not there; `exact` in float64."""
+    if not path.exists():
+        start = time.perf_counter()
+        made = reference_solutions(exact, y)
+        made.save(path)
+        seconds = time.perf_counter() - start
+        say(f"{name}: {len(y)} reference solutions by {made.record['reference']} in {seconds:.1f} s")
+    found = ReferenceSolutions.load(path)
+    if not np.array_equal(found.y, y):
+        raise ValueError(
+            f"{path} holds solutions for other samples than those of this problem; is it the problem of the run? "
+            "Otherwise remove the file, it will be made again"
+        )
+    check_reference(exact, found)
+    return found

@@ -1,0 +1,112 @@
+"""Checkpoints: whole or not at all, read without executing what is in them, the last two and the best kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fem_frames.files import written_whole
+from fem_frames.messages import option
+from training.tensor_files import are_weights, load_tensors, save_tensors
+
+KIND, VERSION = "training checkpoint", 1
+KEPT = 2
+CONTENT: dict[str, Any] = {
+    **dict.fromkeys(("step", "skipped"), int),
+    **dict.fromkeys(("seconds", "best"), float),
+    **dict.fromkeys(("net", "weights", "optimizer", "configuration", "versions"), dict),
+    "stopped": (str, type(None)),
+    "random": torch.Tensor,
+    "fingerprint": list,
+}
+"""What a checkpoint of a run has in it."""
+
+
+def link_whole(source: Path, target: Path) -> None:
+    """Gives a file that is never changed a second name, in place of what had it before."""
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    part.unlink(missing_ok=True)
+    try:
+        os.link(source, part)
+    except OSError:  # a file system without links
+        with written_whole(target) as file:
+            file.write(source.read_bytes())
+        return
+    part.replace(target)
+
+
+def check_content(content: Mapping[str, Any], last_step: int) -> None:
+    """A ValueError unless it is the content of a checkpoint of a run of `last_step` steps."""
+    for name, kind in CONTENT.items():
+        if name not in content:
+            raise ValueError(f"the checkpoint lacks {name}")
+        if not isinstance(content[name], kind):
+            raise ValueError(f"{name} of the checkpoint is a {type(content[name]).__name__}")
+    if not 0 <= content["step"] <= last_step:
+        raise ValueError(f"the checkpoint is of step {content['step']}, but the run has {last_step}")
+    if not all(isinstance(value, float) for value in content["fingerprint"]):
+        raise ValueError("the fingerprint of the checkpoint has no numbers")
+    if not all(map(are_weights, content["net"].values())):
+        raise ValueError("weights of the checkpoint are no finite numbers")
+    try:
+        json.dumps(content["configuration"])
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"the configuration of the checkpoint is none: {error}") from error
+
+
+class Checkpoints:
+    """The checkpoints of one run, in a folder of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    def best(self) -> Path:
+        return self.folder / "best.pt"
+
+    def steps(self) -> list[int]:
+        """Of the checkpoints that are there, from old to new."""
+        names = [re.fullmatch(r"step-(\d+)\.pt", p.name) for p in self.folder.glob("step-*.pt")]
+        return sorted(int(match[1]) for match in names if match)
+
+    def path(self, step: int) -> Path:
+        return self.folder / f"step-{step:09d}.pt"
+
+    def save(self, step: int, content: Mapping[str, Any], best: bool = False) -> None:
+        """Writes one, then removes what is too old: a full disk loses nothing that was saved before."""
+        self.folder.mkdir(exist_ok=True)
+        save_tensors(self.path(step), KIND, VERSION, content)
+        if best:
+            link_whole(self.path(step), self.best)
+        for old in self.steps()[:-KEPT]:
+            self.path(old).unlink(missing_ok=True)
+
+    def refuse_after(self, step: int) -> None:
+        """Renames those of later steps, which could not be used, so that they do not count as kept."""
+        for later in self.steps():
+            if later > step:
+                self.path(later).replace(self.path(later).with_suffix(".refused"))
+
+    def newest(self, fits: Callable[[dict[str, Any]], None], say: Callable[[str], None]) -> dict[str, Any] | None:
+        """The newest that can be read and fits, a function that raises a ValueError if not; None if there is none."""
+        refused = []
+        for step in reversed(self.steps()):
+            try:
+                content = load_tensors(self.path(step), KIND, VERSION)
+                if type(content.get("step")) is not int or content["step"] != step:
+                    raise ValueError(f"{self.path(step)} is of step {content.get('step')!r:.40}, unlike its name")
+                fits(content)
+            except ValueError as error:
+                refused.append(str(error))
+                say(f"{error}; the checkpoint before it is used, if there is one")
+                continue
+            return content
+        if refused:
+            raise ValueError(f"no checkpoint can be used: {refused[-1]}; start anew with {option('force')}")
+        return None

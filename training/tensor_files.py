@@ -1,0 +1,47 @@
+"""Files of tensors: written whole or not at all, read without executing what is in them."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fem_frames.files import check_file, one_line, written_whole
+
+
+def save_tensors(path: str | Path, kind: str, version: int, content: Mapping[str, Any]) -> None:
+    """Writes tensors, numbers and texts in lists and dictionaries."""
+    with written_whole(path) as file:
+        torch.save({"format": kind, "version": version, **content}, file)
+
+
+def load_tensors(path: str | Path, kind: str, version: int) -> dict[str, Any]:
+    """What `save_tensors` wrote; anything else, damaged files too, is refused. Nothing in the file is executed."""
+    path = check_file(path)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()  # torch does not look at the checksums
+        if damaged is not None:
+            raise ValueError(f"the checksum of {damaged} is wrong")
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever unpickling meets
+        why = str(error).strip().split("\n")[0] or one_line(error)
+        raise ValueError(f"{path} is no {kind}, or it is cut short or damaged: {why}") from error
+    if not isinstance(content, dict) or content.get("format") != kind:
+        raise ValueError(f"{path} is no {kind}")
+    if type(content.get("version")) is not int or content["version"] != version:
+        raise ValueError(
+            f"{path} has version {content.get('version')!r:.40} of the format {kind}, this fem-frames reads {version}; "
+            "use the release that wrote it"
+        )
+    return content
+
+
+def are_weights(value: Any) -> bool:
+    """Whether it is an ordinary tensor of finite numbers."""
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided or not value.is_floating_point():
+        return False
+    return bool(torch.isfinite(value).all())
