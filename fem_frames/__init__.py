@@ -18,7 +18,7 @@ _HOMES = {
     "Energy": "formulations.energy",
     "export_frame": "frame.export",
     "ErrorNorm": "formulations.formulation",
-    "make_formulation": "formulations.formulation",
+    "make_formulation": "formulations.registry",
     "Frame": "operators.frame",
     "friedrichs_constant": "solvers.friedrichs",
     "MeshHierarchy": "mesh.hierarchy",
@@ -62,8 +62,9 @@ if TYPE_CHECKING:
     from fem_frames.fenicsx.reference import ReferenceSolver, solve_reference
     from fem_frames.fenicsx.sweep import Sweep, run_sweep
     from fem_frames.formulations.energy import Energy
-    from fem_frames.formulations.formulation import ErrorNorm, make_formulation
+    from fem_frames.formulations.formulation import ErrorNorm
     from fem_frames.formulations.least_squares import LeastSquares, WeightedLeastSquares
+    from fem_frames.formulations.registry import make_formulation
     from fem_frames.frame.arrays import FrameArrays
     from fem_frames.frame.export import export_frame
     from fem_frames.frame.level_matrices import flux_at_centres

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fem_frames.formulations.formulation import make_formulation
+from fem_frames.formulations.registry import make_formulation
 from fem_frames.frame.arrays import FrameArrays
 from fem_frames.operators.frame import Frame
 from fem_frames.problem.definition import Problem

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from fem_frames.files import is_there
-from fem_frames.formulations.formulation import ErrorNorm, Formulation, make_formulation
+from fem_frames.formulations.formulation import ErrorNorm, Formulation
+from fem_frames.formulations.registry import make_formulation
 from fem_frames.frame.arrays import FrameArrays
 from fem_frames.mesh.geometry import Floats
 from fem_frames.messages import either

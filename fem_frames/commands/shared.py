@@ -13,7 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fem_frames.frame.arrays import FORMULATIONS, FrameArrays
+from fem_frames.formulations.registry import formulation_names
+from fem_frames.frame.arrays import FrameArrays
 from fem_frames.mesh.geometry import Floats
 from fem_frames.problem.catalogue import PROBLEMS
 from fem_frames.problem.definition import REFINEMENTS, Problem
@@ -63,7 +64,7 @@ def declare_problem(parser: argparse.ArgumentParser, *, or_frame: bool = False) 
         help="of triangles into similar ones and tetrahedra after Bey, or by DOLFINx's rule; default: the problem's",
     )
     text = "default: energy" + (", or that of the file" if or_frame else "")
-    parser.add_argument("--formulation", choices=FORMULATIONS, default=None if or_frame else "energy", help=text)
+    parser.add_argument("--formulation", choices=formulation_names(), default=None if or_frame else "energy", help=text)
     if or_frame:
         declare_first_level(parser)
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from fem_frames.fenicsx.door import MPI
 from fem_frames.fenicsx.petsc import PETSc
-from fem_frames.frame.arrays import FORMULATIONS
+from fem_frames.formulations.registry import formulation_class
 from fem_frames.mesh.geometry import Floats, Ints
 from fem_frames.messages import option
 
@@ -40,8 +40,7 @@ SOLVERS: dict[str, dict[str, Any]] = {
 
 def choose_solver(formulation: str, solver: str | None, dimension: int | None = None) -> str:
     """The solver asked for, or the default of the formulation; a ValueError if they do not fit."""
-    if formulation not in FORMULATIONS:
-        raise ValueError(f"formulation is {formulation!r}; choose from {', '.join(FORMULATIONS)}")
+    formulation_class(formulation)
     solver = solver or ("cg" if formulation == "energy" else "lu")
     if solver not in SOLVERS:
         raise ValueError(f"solver is {solver!r}; choose from {', '.join(SOLVERS)}")

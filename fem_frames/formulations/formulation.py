@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fem_frames.files import one_line
+from fem_frames.formulations.registry import register
 from fem_frames.frame import level_matrices
 from fem_frames.operators.cells import CellBlocks, Congruent
 from fem_frames.operators.checking import NotFiniteError, is_plain, unchecked, unseen
@@ -53,6 +54,11 @@ class Formulation(ABC):
     name: ClassVar[str]
     norms: ClassVar[tuple[ErrorNorm, ...]]
     """Those in which `fem_frames.error_bound` has bounds; the first is the default."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "name" in vars(cls):
+            register(cls)
 
     @classmethod
     def error_norm(cls, name: str | None = None) -> ErrorNorm:
@@ -347,12 +353,3 @@ class Formulation(ABC):
     @cached_property
     def _wide_synthesis(self) -> FrameSynthesis:
         return make_synthesis(self.frame.arrays, self.wide, self.frame.device)
-
-
-def make_formulation(frame: Frame, problem: Problem) -> Formulation:
-    """The formulation that the frame was exported for."""
-    from fem_frames.formulations.energy import Energy
-    from fem_frames.formulations.least_squares import LeastSquares, WeightedLeastSquares
-
-    kinds: dict[str, type[Formulation]] = {kind.name: kind for kind in (Energy, LeastSquares, WeightedLeastSquares)}
-    return kinds[frame.arrays.formulation if isinstance(frame, Frame) else "energy"](frame, problem)

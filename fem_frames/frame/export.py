@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fem_frames.fenicsx import door
-from fem_frames.frame.arrays import FORMULATIONS, FrameArrays, FrameFamily, FrameField, FrameLevel
+from fem_frames.formulations.registry import formulation_class
+from fem_frames.frame.arrays import FrameArrays, FrameFamily, FrameField, FrameLevel
 from fem_frames.frame.raviart_thomas import FluxLevel, flux_levels, flux_lift
 from fem_frames.frame.sparse import SparseMatrix
 from fem_frames.mesh.geometry import Floats, Ints, signed_volumes
@@ -96,8 +97,7 @@ def export_frame(
 
 def essential_data(hierarchy: MeshHierarchy, problem: Problem, formulation: str) -> tuple[EssentialData, ...]:
     """The fields of a formulation and their essential boundary data: u, and for (LS) the flux σ = a ∇u."""
-    if formulation not in FORMULATIONS:
-        raise ValueError(f"formulation is {formulation!r}; choose from {', '.join(FORMULATIONS)}")
+    formulation_class(formulation)
     fixed = hierarchy.fixed_points(problem)
     lift = np.zeros(len(hierarchy.points))
     if problem.dirichlet_value != 0.0:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fem_frames.formulations.formulation import make_formulation
+from fem_frames.formulations.registry import make_formulation
 from fem_frames.frame.arrays import FrameArrays
 from fem_frames.frame.level_matrices import state_size
 from fem_frames.memory import check_memory

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fem_frames.formulations.formulation import Formulation, make_formulation
+from fem_frames.formulations.formulation import Formulation
+from fem_frames.formulations.registry import make_formulation
 from fem_frames.frame.arrays import FrameArrays
 from fem_frames.mesh.geometry import Floats
 from fem_frames.operators.frame import Frame

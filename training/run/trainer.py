@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from fem_frames.files import one_line
-from fem_frames.formulations.formulation import make_formulation
+from fem_frames.formulations.registry import make_formulation
 from fem_frames.frame.solutions import ReferenceSolutions
 from fem_frames.mesh.geometry import Floats
 from fem_frames.messages import either, option
