@@ -19,6 +19,13 @@ _HOMES = {
     "export_frame": "frame.export",
     "ErrorNorm": "formulations.formulation",
     "make_formulation": "formulations.registry",
+    "Element": "frame.elements",
+    "Field": "frame.fields",
+    "P1": "frame.elements",
+    "P1Values": "frame.elements",
+    "RT0": "frame.elements",
+    "Formulation": "formulations.formulation",
+    "QuadraticFormulation": "formulations.quadratic",
     "Frame": "operators.frame",
     "friedrichs_constant": "solvers.friedrichs",
     "MeshHierarchy": "mesh.hierarchy",
@@ -62,11 +69,14 @@ if TYPE_CHECKING:
     from fem_frames.fenicsx.reference import ReferenceSolver, solve_reference
     from fem_frames.fenicsx.sweep import Sweep, run_sweep
     from fem_frames.formulations.energy import Energy
-    from fem_frames.formulations.formulation import ErrorNorm
+    from fem_frames.formulations.formulation import ErrorNorm, Formulation
     from fem_frames.formulations.least_squares import LeastSquares, WeightedLeastSquares
+    from fem_frames.formulations.quadratic import QuadraticFormulation
     from fem_frames.formulations.registry import make_formulation
     from fem_frames.frame.arrays import FrameArrays
+    from fem_frames.frame.elements import P1, RT0, Element, P1Values
     from fem_frames.frame.export import export_frame
+    from fem_frames.frame.fields import Field
     from fem_frames.frame.level_matrices import flux_at_centres
     from fem_frames.frame.solutions import ReferenceSolutions
     from fem_frames.mesh.coarse import Grid, MeshArrays
@@ -85,14 +95,19 @@ if TYPE_CHECKING:
     from fem_frames.solvers.spectra import condition_numbers, flux_bounds, frame_bounds
 
     __all__ = [
+        "P1",
         "PROBLEMS",
+        "RT0",
         "Affine",
         "ByRegion",
         "Congruent",
+        "Element",
         "Energy",
         "ErrorBound",
         "ErrorNorm",
         "ExpAffine",
+        "Field",
+        "Formulation",
         "Frame",
         "FrameArrays",
         "Gaussian",
@@ -101,8 +116,10 @@ if TYPE_CHECKING:
         "LinearOperator",
         "MeshArrays",
         "MeshHierarchy",
+        "P1Values",
         "Pointwise",
         "Problem",
+        "QuadraticFormulation",
         "ReferenceSolutions",
         "ReferenceSolver",
         "Sweep",

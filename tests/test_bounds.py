@@ -30,7 +30,7 @@ from fem_frames import (
     solve_reference,
 )
 from fem_frames.fenicsx import door
-from fem_frames.frame.export import p1_gradients
+from fem_frames.mesh.simplices import p1_gradients
 from fem_frames.solvers.bounds import norm_of
 from fem_frames.studies.efficiency import efficiency_rows
 from fem_frames.studies.levels import embedded

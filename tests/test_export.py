@@ -221,8 +221,8 @@ def test_saved_arrays_come_back_whole(case, tmp_path):
     _, _, arrays = case
     arrays.save(tmp_path / "frame.npz")
     loaded = FrameArrays.load(tmp_path / "frame.npz")
-    for name, array in arrays._flat().items():
-        np.testing.assert_array_equal(loaded._flat()[name], array)
+    for name, array in arrays.flat().items():
+        np.testing.assert_array_equal(loaded.flat()[name], array)
     assert loaded.record == arrays.record
     assert [p.name for p in tmp_path.iterdir()] == ["frame.npz"]
 

@@ -25,7 +25,7 @@ from fem_frames import (
     solve,
     solve_reference,
 )
-from fem_frames.operators.checking import NotFiniteError
+from fem_frames.problem.evaluation import NotFiniteError
 
 pytestmark = pytest.mark.serial
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]

@@ -12,7 +12,15 @@ import torch
 from frames import case
 from strangers import TRACE, array_bytes, executed, header, leave_code, members, run_in, with_record, write_members
 
-from fem_frames import FrameArrays, ReferenceSolutions, Sweep, make_problem, run_sweep
+from fem_frames import (
+    Frame,
+    FrameArrays,
+    ReferenceSolutions,
+    Sweep,
+    make_formulation,
+    make_problem,
+    run_sweep,
+)
 from fem_frames.commands import main, parser
 from training import Configuration, Surrogate, train
 from training.experiments.cells import Cell
@@ -234,9 +242,11 @@ def test_a_declared_shape_takes_no_memory(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda r: r.update(formulation="least-squares"), "which are not those of least-squares"),
         (lambda r: r.update(formulation=["energy"]), "does not hold a frame"),
-        (lambda r: r["fields"].append(["u", 0]), "which are not those of energy"),
+        (lambda r: r["fields"].append(["u", 0]), "fields, families or the record have other types"),
+        (lambda r: (r["fields"].append(["u", 0]), r["elements"].append("P1")), "two fields are called u"),
+        (lambda r: r.update(elements=["P7"]), "there is no element 'P7'"),
+        (lambda r: r.update(elements=["RT0"], fields=[["u", 1]]), "u has degree 1, but RT0 has 0"),
         (lambda r: r["families"].append(r["families"][0]), "one of each field is expected"),
         (lambda r: r["families"][0].__setitem__(3, [[1, 1]]), "other types"),
         (lambda r: r.update(record=[]), "other types"),
@@ -248,6 +258,16 @@ def test_records_of_frames_are_checked(tmp_path, change, message):
     crafted = with_record(tmp_path / "f.npz", tmp_path / "g.npz", lambda head: change(head["record"]))
     with pytest.raises(ValueError, match=message):
         FrameArrays.load(crafted)
+
+
+def test_a_frame_that_claims_another_formulation_is_refused(tmp_path):
+    """Where it is used: a file alone need not know all formulations."""
+    problem, arrays = case("interval")
+    arrays.save(tmp_path / "f.npz")
+    change = lambda head: head["record"].update(formulation="least-squares")  # noqa: E731
+    claimed = FrameArrays.load(with_record(tmp_path / "f.npz", tmp_path / "g.npz", change))
+    with pytest.raises(ValueError, match="has the fields u in P1, but least-squares has u in P1, sigma in RT0"):
+        make_formulation(Frame.from_arrays(claimed, "float32"), problem)
 
 
 @pytest.mark.parametrize(

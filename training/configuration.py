@@ -43,7 +43,7 @@ class Configuration:
     """Options of the problem."""
     levels: int | None = None
     """Number of uniform refinements, J."""
-    formulation: Literal["energy", "least-squares", "weighted-least-squares"] | None = None
+    formulation: str | None = None
     """Default: energy, or that of the frame."""
     first_level: int | None = None
     """Coarsest level of the frame; default: the problem's."""

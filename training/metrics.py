@@ -77,7 +77,9 @@ def has_petsc() -> bool:
 
 
 def reference_solutions(exact: Formulation, y: Floats, progress: Progress | None = None) -> ReferenceSolutions:
-    """Solutions for y (B, p) by PETSc; where it is absent by conjugate gradients in frame coordinates, to 1e-12.
+    """Solutions for y (B, p) by PETSc on the mesh of the frame, to 1e-12.
+
+    Where PETSc is absent, or the formulation has no forms for it, by conjugate gradients in frame coordinates.
 
     `exact` is the formulation in float64.
     """
@@ -85,12 +87,10 @@ def reference_solutions(exact: Formulation, y: Floats, progress: Progress | None
     problem, arrays = exact.problem, exact.frame.arrays
     needed = 8.0 * len(y) * sum(len(f.lift[-1]) for f in arrays.fields)
     check_memory(f"{len(y)} reference solutions", needed, "use fewer samples")
-    if has_petsc():
-        from mpi4py import MPI
-
+    if has_petsc() and exact.has_forms():
         from fem_frames.fenicsx.reference import ReferenceSolver
 
-        solver = ReferenceSolver(problem, arrays.finest_level, arrays.formulation, comm=MPI.COMM_SELF)
+        solver = ReferenceSolver.on_frame(arrays, problem)
         results: list[tuple[dict[str, Floats], float]] = []
         for sample in y:
             tell(len(results), len(y))

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fem_frames.commands.shared import declare, declare_dtypes, declare_problem, frame_of, saved_frame, show_rows
+from fem_frames.formulations.registry import formulation_class
 
 COLUMNS = {
     "dim": "d",
@@ -166,7 +167,7 @@ def _with_ratios(row: dict[str, Any], same: list[dict[str, Any]]) -> dict[str, A
         return 1 / value if inverse else value
 
     return row | {
-        "form": "(E)" if row["formulation"] == "energy" else "(LS)",
+        "form": formulation_class(row["formulation"]).symbol,
         "forward_ms": 1e3 * row["forward_s"],
         "both_ms": 1e3 * row["forward_backward_s"],
         "peak_MB": row["peak_bytes"] / 1e6,

@@ -38,6 +38,7 @@ def add(subparsers: Any) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
+    from fem_frames.frame.level_matrices import flux_field
     from fem_frames.operators.frame import check_device
     from fem_frames.studies.conditioning import condition_rows
     from fem_frames.studies.plots import check_plot, plot_conditioning
@@ -51,7 +52,7 @@ def run(parsed: argparse.Namespace) -> None:
     families = [family.name for family in arrays.families]
     rows = show_rows(
         condition_rows(arrays, problem, y, device=parsed.device),
-        COLUMNS | (FLUX if len(arrays.fields) > 1 else {}),
+        COLUMNS | (FLUX if flux_field(arrays) is not None else {}),
         parsed.json,
         problem=problem.name,
         formulation=arrays.formulation,

@@ -312,6 +312,11 @@ def tabulate_facets(d: int, points: Floats) -> tuple[Floats, Floats]:
 # ---- forms and output -----------------------------------------------------------------------------------
 
 
+def constant(mesh: dmesh.Mesh, values: Floats) -> fem.Constant:
+    """Numbers (n,) that forms may contain, and that may change between assemblies."""
+    return fem.Constant(mesh, np.array(values, np.float64))
+
+
 @_compiling
 def compile_form(form: Any) -> Any:
     """A UFL form, ready to be assembled."""

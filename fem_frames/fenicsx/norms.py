@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fem_frames.fenicsx import door
-from fem_frames.frame.export import p1_gradients
 from fem_frames.mesh.geometry import Floats, Ints
-from fem_frames.mesh.simplices import facet_states, simplices
+from fem_frames.mesh.simplices import facet_states, p1_gradients, simplices
 
 
 def error_norms(

@@ -5,7 +5,7 @@ B samples, N points of the finest mesh, K cells of this rank, Q quadrature point
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,65 +17,16 @@ from fem_frames.fenicsx.dofs import facet_dofs, global_node_dofs, node_dofs
 from fem_frames.fenicsx.door import MPI, fem, ufl
 from fem_frames.fenicsx.parallel import on_root, together, together_in_steps
 from fem_frames.fenicsx.petsc import PETSc
-from fem_frames.fenicsx.refinement import coarse_mesh
+from fem_frames.fenicsx.refinement import coarse_mesh, refine
 from fem_frames.fenicsx.solvers import FluxBlock, KrylovSolver, choose_solver
-from fem_frames.frame.export import essential_data, neumann_load
+from fem_frames.formulations.registry import formulation_class
+from fem_frames.frame.arrays import FrameArrays
+from fem_frames.frame.discretisation import Discretisation
+from fem_frames.frame.elements import P1, RT0, Element
 from fem_frames.frame.solutions import ReferenceSolutions
 from fem_frames.mesh.geometry import Floats, Ints
-from fem_frames.mesh.hierarchy import MeshHierarchy
 from fem_frames.mesh.simplices import facet_vectors, simplices
 from fem_frames.problem.definition import Problem
-
-
-def energy_forms(V: Any, w: Any, a: Any, f: Any, dx: Any) -> tuple[Any, Any, Any]:
-    """(E): bilinear form, linear form, and the energy of w."""
-    u, v = ufl.TrialFunction(V), ufl.TestFunction(V)
-    bilinear = a * ufl.inner(ufl.grad(u), ufl.grad(v)) * dx
-    return bilinear, f * v * dx, (0.5 * a * ufl.inner(ufl.grad(w), ufl.grad(w)) - f * w) * dx
-
-
-def least_squares_forms(V: Any, w: Any, a: Any, f: Any, dx: Any) -> tuple[Any, Any, Any]:
-    """(LS): bilinear form, linear form, and the squared residual of w = (u, σ).
-
-    σ = a ∇u, so the residual of the equation is div σ + f; the paper prints -f.
-    """
-    return _flux_forms(V, w, f, dx, 1 / a, 1)
-
-
-def weighted_least_squares_forms(V: Any, w: Any, a: Any, f: Any, dx: Any) -> tuple[Any, Any, Any]:
-    """The same with the residual a^{-1/2} σ - a^{1/2} ∇u."""
-    return _flux_forms(V, w, f, dx, 1 / ufl.sqrt(a), ufl.sqrt(a))
-
-
-def _flux_forms(V: Any, w: Any, f: Any, dx: Any, of_flux: Any, of_gradient: Any) -> tuple[Any, Any, Any]:
-    one = V.mesh.topology.dim == 1  # where σ is P1
-
-    def div(s: Any) -> Any:
-        return s.dx(0) if one else ufl.div(s)
-
-    def residual(u: Any, s: Any) -> Any:
-        return of_flux * s - of_gradient * (u.dx(0) if one else ufl.grad(u))
-
-    (u, s), (v, t), (w_u, w_s) = ufl.TrialFunctions(V), ufl.TestFunctions(V), ufl.split(w)
-    bilinear = (div(s) * div(t) + ufl.inner(residual(u, s), residual(v, t))) * dx
-    functional = ((div(w_s) + f) ** 2 + ufl.inner(residual(w_u, w_s), residual(w_u, w_s))) * dx
-    return bilinear, -f * div(t) * dx, functional
-
-
-FORMS: dict[str, Callable[..., tuple[Any, Any, Any]]] = {
-    "energy": energy_forms,
-    "least-squares": least_squares_forms,
-    "weighted-least-squares": weighted_least_squares_forms,
-}
-
-
-@dataclass(frozen=True, eq=False)
-class _Discretisation:
-    """What the ranks need to know of the finest mesh beside their part of it; from rank 0."""
-
-    regions: Ints  # (cells of all ranks,)
-    fields: tuple[_Field, ...]
-    load: Floats  # (N,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,32 +34,36 @@ class _Field:
     """The nodal values of a field on the finest mesh."""
 
     name: str
-    simplices: Ints  # (n, k+1) points of what carries each
+    element: Element
+    simplices: Ints  # (n, k+1) points of the simplices that carry them
     fixed: npt.NDArray[np.bool_]  # (n,) where they are given
     lift: Floats  # (n,) values that are right there
 
-    @property
-    def family(self) -> str:
-        return "P" if self.simplices.shape[1] == 1 else "RT"
 
+@dataclass(frozen=True, eq=False)
+class _Shared:
+    """What the ranks need to know of the discrete problem beside their part of the mesh; from rank 0."""
 
-def _describe(hierarchy: MeshHierarchy | None, problem: Problem, formulation: str) -> _Discretisation:
-    assert hierarchy is not None  # on rank 0
-    regions = hierarchy.regions(problem)
-    problem.tabulate(hierarchy.centres()[:, None], regions)  # what does not fit, unknown region tags too, is found here
-    fields = tuple(
-        _Field(f.name, simplices(hierarchy.finest.cells, f.degree)[0], f.fixed[-1], f.lift[-1])
-        for f in essential_data(hierarchy, problem, formulation)
-    )
-    return _Discretisation(regions, fields, neumann_load(hierarchy, problem, formulation))
+    regions: Ints  # (cells of all ranks,)
+    fields: tuple[_Field, ...]
+    neumann_load: Floats  # (N,)
+
+    @classmethod
+    def of(cls, data: Discretisation | None) -> _Shared:
+        assert data is not None  # on rank 0
+        fields = tuple(
+            _Field(f.name, f.element, simplices(data.cells, f.element.degree)[0], f.fixed[-1], f.lift[-1])
+            for f in data.fields
+        )
+        return cls(data.regions, fields, data.neumann_load)
 
 
 class ReferenceSolver:
     """y to the finite element solution on level `levels`, its mesh distributed over `comm`.
 
-    By conjugate gradients with multigrid (`solver="cg"`, the default for (E); for (LS) on triangles only) or by LU
-    (`"lu"`, the default for (LS)). PETSc's options come
-    from its command line or from `petsc_options`, which wins: `{"ksp_rtol": 1e-8, "ksp_monitor": None}`.
+    By conjugate gradients with multigrid (`solver="cg"`) or by LU (`"lu"`): the formulation says which there are in a
+    dimension, and the default. PETSc's options come from its command line or from `petsc_options`, which wins:
+    `{"ksp_rtol": 1e-8, "ksp_monitor": None}`.
     """
 
     def __init__(
@@ -121,31 +76,55 @@ class ReferenceSolver:
         petsc_options: Mapping[str, Any] | None = None,
         comm: MPI.Comm = MPI.COMM_WORLD,
     ) -> None:
-        self._solver = choose_solver(formulation, solver)
+        choose_solver(formulation, solver)
+        levels = problem.check_levels(levels)
+        coarse = coarse_mesh(problem.mesh)  # on all ranks: the mesh may be distributed
+        solver = choose_solver(formulation, solver, coarse.dimension)
+
+        def discretise() -> Discretisation | None:
+            if comm.rank:
+                return None
+            return Discretisation.from_hierarchy(refine(coarse, levels, problem.refinement), problem, formulation)
+
+        self._set_up(problem, formulation, together(comm, discretise), solver, petsc_options or {}, comm)
+
+    @classmethod
+    def on_frame(cls, arrays: FrameArrays, problem: Problem, *, comm: MPI.Comm = MPI.COMM_SELF) -> ReferenceSolver:
+        """The solver on the finest mesh of a frame, which is not refined again."""
+        made = cls.__new__(cls)
+        solver = choose_solver(arrays.formulation, None, arrays.dimension)
+        made._set_up(problem, arrays.formulation, Discretisation.from_frame(arrays), solver, {}, comm)
+        return made
+
+    def _set_up(
+        self,
+        problem: Problem,
+        formulation: str,
+        data: Discretisation | None,
+        solver: str,
+        petsc_options: Mapping[str, Any],
+        comm: MPI.Comm,
+    ) -> None:
+        """`data` is needed on rank 0."""
         self.problem, self.formulation, self.comm = problem, formulation, comm
-        self._prepare(problem.check_levels(levels))
+        self._data = on_root(comm, lambda: _Shared.of(data))
+        self._set_up_mesh(data)
         self._set_up_forms()
-        block = self._flux_block() if self._solver == "cg" else None
-        self._krylov = KrylovSolver(comm, self._solver, petsc_options or {}, block)
+        block = self._flux_block() if solver == "cg" else None
+        self._krylov = KrylovSolver(comm, solver, petsc_options, block)
         self._matrix: PETSc.Mat | None = None
 
-    def _prepare(self, levels: int) -> None:
+    def _set_up_mesh(self, data: Discretisation | None) -> None:
         problem, comm = self.problem, self.comm
-        coarse = coarse_mesh(problem.mesh)  # on all ranks: the mesh may be distributed
-        self._solver = choose_solver(self.formulation, self._solver, coarse.dimension)
-        hierarchy = together(
-            comm, lambda: None if comm.rank else MeshHierarchy.refine(coarse, levels, problem.refinement)
-        )
-        self._data = on_root(comm, lambda: _describe(hierarchy, problem, self.formulation))
         points, cells = np.zeros((0, 1)), np.zeros((0, 2), np.int64)
-        if hierarchy is not None:
-            points, cells = hierarchy.points, hierarchy.finest.cells
+        if data is not None:
+            points, cells = data.points, data.cells
         self.mesh = door.create(points, cells, comm)
         hats, _ = door.barycentric_quadrature(self.mesh.topology.dim, problem.quadrature_degree)
         corners = door.coordinates(self.mesh)[door.nodes(self.mesh)]
-        self._points = np.einsum("qn,knd->kqd", hats, corners)  # (K, Q, d)
+        at = np.einsum("qn,knd->kqd", hats, corners)  # (K, Q, d)
         regions = self._data.regions[door.input_cells(self.mesh)]
-        self._tables = together(comm, lambda: problem.coefficient.tabulate(self._points, regions))
+        self._points, self._tables = at, together(comm, lambda: problem.coefficient.tabulate(at, regions))
 
     def _set_up_forms(self) -> None:
         mesh, degree = self.mesh, self.problem.quadrature_degree
@@ -153,12 +132,13 @@ class ReferenceSolver:
         self._point_dofs = door.dofs(at_points)
         self._a, self._f = fem.Function(at_points), fem.Function(at_points)
         fields = self._data.fields
-        V = self.space = door.space(mesh, *(f.family for f in fields))
+        V = self.space = door.space(mesh, *(f.element.dolfinx_family for f in fields))
         self.solution = fem.Function(V)
         dx = ufl.Measure("dx", domain=mesh, metadata={"quadrature_degree": degree})
-        bilinear, linear, functional = FORMS[self.formulation](V, self.solution, self._a, self._f, dx)
+        self._y = door.constant(mesh, np.zeros(self.problem.parameters.dimension))
+        made = formulation_class(self.formulation).forms(V, self.solution, self._a, self._f, self._y, dx)
         parts = [V] if len(fields) == 1 else [V.sub(i) for i in range(len(fields))]
-        self._bilinear, self._linear, self._functional = (door.compile_form(x) for x in (bilinear, linear, functional))
+        self._bilinear, self._linear, self._functional = (door.compile_form(form) for form in made)
         self._dofs = [_nodal_dofs(f, part, V) for f, part in zip(fields, parts, strict=True)]
 
     def __call__(self, y: npt.ArrayLike) -> tuple[dict[str, Floats], float]:
@@ -169,9 +149,8 @@ class ReferenceSolver:
         self._set_data(checked)
         self._solve()
         fields = {f.name: self._gather(f, dofs) for f, dofs in zip(self._data.fields, self._dofs, strict=True)}
-        loss = door.integral(self._functional, self.comm)
-        if self.formulation == "energy":
-            loss -= float(self._data.load @ fields["u"])
+        # Neumann data that are a load act on the first field.
+        loss = door.integral(self._functional, self.comm) - float(self._data.neumann_load @ next(iter(fields.values())))
         return fields, loss
 
     def _set_data(self, y: Floats) -> None:
@@ -182,6 +161,7 @@ class ReferenceSolver:
                 self.problem.source_values(y, self._points)[0],
             ),
         )
+        self._y.value[:] = y[0]
         self._a.x.array[self._point_dofs] = a
         self._f.x.array[self._point_dofs] = f
 
@@ -196,7 +176,7 @@ class ReferenceSolver:
             x.array[owned[given]] = (factor * f.lift[place])[given]
             rows.append(first + owned[given])
         owned, node, _ = self._dofs[0]
-        b.array[owned] += self._data.load[node]
+        b.array[owned] += self._data.neumann_load[node]
         A.zeroRowsColumns(np.concatenate(rows).astype(PETSc.IntType), 1.0, x, b)
         self._krylov(A, b, x)
         self.solution.x.array[: len(x.array_r)] = x.array_r
@@ -205,11 +185,12 @@ class ReferenceSolver:
             vector.destroy()
 
     def _flux_block(self) -> FluxBlock | None:
-        if self.formulation == "energy":
+        """For a field at points and one in RT0."""
+        if [type(f.element) for f in self._data.fields] != [P1, RT0]:
             return None
         (nodes, _, _), (owned, place, factor) = self._dofs
         ends = self._data.fields[1].simplices[place]  # (n, 2)
-        x = np.zeros((len(self._data.load), 2))
+        x = np.zeros((len(self._data.neumann_load), 2))
         x[door.input_nodes(self.mesh)] = door.coordinates(self.mesh)
         columns = global_node_dofs(self.space.sub(0), self.space, ends.ravel())
         weights = (factor[:, None] * np.array([-1.0, 1.0])).ravel()
@@ -226,7 +207,7 @@ class ReferenceSolver:
 
 def _nodal_dofs(field: _Field, part: Any, whole: Any) -> tuple[Ints, Ints, Floats]:
     """Owned dofs, the nodal value each belongs to, and what this is multiplied by."""
-    if field.family == "RT":
+    if field.element.degree:
         return facet_dofs(part, whole, field.simplices)
     owned, node = node_dofs(part, whole)
     return owned, node, np.ones(len(owned))

@@ -23,14 +23,15 @@ from fem_frames.mesh.geometry import Floats, Ints
 from fem_frames.messages import option
 
 _solver_numbers = itertools.count()
+POINTS, FACETS = "u", "sigma"  # names of the two blocks in PETSc's options
 _BLOCKS = {
     "pc_type": "fieldsplit",
     "pc_fieldsplit_type": "additive",
-    "fieldsplit_u_ksp_type": "preonly",
-    "fieldsplit_u_pc_type": "hypre",
-    "fieldsplit_sigma_ksp_type": "preonly",
-    "fieldsplit_sigma_pc_type": "hypre",
-    "fieldsplit_sigma_pc_hypre_type": "ams",
+    f"fieldsplit_{POINTS}_ksp_type": "preonly",
+    f"fieldsplit_{POINTS}_pc_type": "hypre",
+    f"fieldsplit_{FACETS}_ksp_type": "preonly",
+    f"fieldsplit_{FACETS}_pc_type": "hypre",
+    f"fieldsplit_{FACETS}_pc_hypre_type": "ams",
 }
 SOLVERS: dict[str, dict[str, Any]] = {
     "cg": {"ksp_type": "cg", "ksp_rtol": 1e-12, "ksp_max_it": 1000},
@@ -40,14 +41,16 @@ SOLVERS: dict[str, dict[str, Any]] = {
 
 def choose_solver(formulation: str, solver: str | None, dimension: int | None = None) -> str:
     """The solver asked for, or the default of the formulation; a ValueError if they do not fit."""
-    formulation_class(formulation)
-    solver = solver or ("cg" if formulation == "energy" else "lu")
+    kind = formulation_class(formulation)
+    if solver is None:
+        return kind.reference_solvers(dimension or 1)[0]
     if solver not in SOLVERS:
         raise ValueError(f"solver is {solver!r}; choose from {', '.join(SOLVERS)}")
-    if solver == "cg" and formulation != "energy" and dimension in (1, 3):
-        other = ", or `fem_frames.solve`, which needs none" if dimension == 3 else ""
+    if dimension is not None and solver not in kind.reference_solvers(dimension):
+        other = kind.reference_solvers(dimension)[0]
         raise ValueError(
-            f"least squares has no multigrid in dimension {dimension}; use {option('solver', 'lu')}{other}"
+            f"{formulation} has no multigrid in dimension {dimension}; use {option('solver', other)}, "
+            "or `fem_frames.solve`, which needs none"
         )
     return solver
 
@@ -129,7 +132,7 @@ class KrylovSolver:
             return
         first = A.getOwnershipRange()[0]
         sets = [PETSc.IS().createGeneral((first + own).astype(PETSc.IntType), A.comm) for own in block.owned]
-        pc.setFieldSplitIS(("u", sets[0]), ("sigma", sets[1]))
+        pc.setFieldSplitIS((POINTS, sets[0]), (FACETS, sets[1]))
         self.ksp.setUp()
         flux = pc.getFieldSplitSubKSP()[1].getPC()
         if flux.getType() == "hypre" and flux.getHYPREType() == "ams":

@@ -26,7 +26,7 @@ from fem_frames.fenicsx.reference import ReferenceSolver
 from fem_frames.fenicsx.refinement import coarse_mesh
 from fem_frames.fenicsx.solvers import choose_solver
 from fem_frames.files import check_writable, is_there, lock, refuse_links, written_whole
-from fem_frames.frame.export import essential_data, neumann_load
+from fem_frames.frame.discretisation import Discretisation
 from fem_frames.frame.solutions import ReferenceSolutions
 from fem_frames.mesh.coarse import Grid, MeshArrays
 from fem_frames.mesh.geometry import Floats
@@ -172,15 +172,15 @@ def problem_digest(problem: Problem, levels: int, formulation: str) -> str:
     """
     hierarchy = MeshHierarchy.from_problem(problem, levels)
     y, x, regions = problem.parameters.sample(3, 0), hierarchy.centres()[:, None], hierarchy.regions(problem)
-    fields = essential_data(hierarchy, problem, formulation)
+    data = Discretisation.from_hierarchy(hierarchy, problem, formulation)
     values = [
         hierarchy.points,
         hierarchy.levels[0].cells,
         problem.coefficient_values(problem.tabulate(x, regions), y, x),
         problem.source_values(y, x),
-        *(f.fixed[-1] for f in fields),
-        *(f.lift[-1] for f in fields),
-        neumann_load(hierarchy, problem, formulation),
+        *(f.fixed[-1] for f in data.fields),
+        *(f.lift[-1] for f in data.fields),
+        data.neumann_load,
         y,
         problem.quadrature_degree,
     ]

@@ -5,7 +5,9 @@ B samples, K finest cells, Q quadrature points in a cell, L local dofs, N nodal 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,11 +15,15 @@ from torch import Tensor
 
 from fem_frames.formulations.formulation import ErrorNorm, Formulation
 from fem_frames.frame import level_matrices
+from fem_frames.frame.elements import P1
+from fem_frames.frame.fields import Field
+from fem_frames.mesh.geometry import Floats
 from fem_frames.operators.cells import CellScalars, flat_first
 from fem_frames.operators.checking import is_plain, unseen
 from fem_frames.operators.frame import Frame, make_synthesis
 from fem_frames.operators.linear import dot
 from fem_frames.operators.recursion import SparseOperator
+from fem_frames.problem.coefficients import Affine, ByRegion
 from fem_frames.problem.definition import Problem
 
 
@@ -25,6 +31,8 @@ class Energy(Formulation):
     """(E): minimise ½ ⟨a_y ∇u, ∇u⟩ - ⟨f_y, u⟩ - ⟨h, u⟩ on the Neumann boundary."""
 
     name = "energy"
+    symbol = "(E)"
+    fields = (Field("u", P1),)
     factor = 0.5
     norms = (ErrorNorm("energy", "energy norm", "√∫ a |∇e|²", "discrete solution"),)
 
@@ -43,6 +51,30 @@ class Energy(Formulation):
         on_frame = self.rounded(exact.T(torch.as_tensor(nodal)[None]), "the load")
         self._fixed_on_frame = on_frame.to(frame.device)  # (1, Nhat)
         self._on_lift = on_lift
+
+    @classmethod
+    def reference_solvers(cls, dimension: int) -> tuple[str, ...]:
+        return ("cg", "lu")
+
+    @staticmethod
+    def forms(V: Any, w: Any, a: Any, f: Any, y: Any, dx: Any) -> tuple[Any, Any, Any]:
+        from fem_frames.fenicsx.door import ufl
+
+        u, v = ufl.TrialFunction(V), ufl.TestFunction(V)
+        bilinear = a * ufl.inner(ufl.grad(u), ufl.grad(v)) * dx
+        return bilinear, f * v * dx, (0.5 * a * ufl.inner(ufl.grad(w), ufl.grad(w)) - f * w) * dx
+
+    def coercivity(self, y: Tensor) -> Tensor:
+        return self.mean(self.coefficient(y)).amin(0)
+
+    def energy_norm(self, states: Tensor, y: Tensor) -> Tensor:
+        return self.gradient_norm(states, y)
+
+    def affine_weights(self) -> Callable[[Floats], Floats] | None:
+        # Linear in a; not so the exp of an expansion.
+        if callable(self.problem.source) or type(self.problem.coefficient) not in (ByRegion, Affine):
+            return None
+        return lambda y: np.concatenate([np.ones((len(y), 1)), y], axis=1)
 
     def C(self, y: Tensor) -> CellScalars:
         # The gradient is constant on cells, so the mean of a_y is all that enters, exact if a_y is constant there.

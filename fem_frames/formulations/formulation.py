@@ -9,6 +9,7 @@ B samples, K finest cells, Q quadrature points in a cell, m numbers in a cell's 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -17,19 +18,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fem_frames.files import one_line
 from fem_frames.formulations.registry import register
 from fem_frames.frame import level_matrices
-from fem_frames.operators.cells import CellBlocks, Congruent
-from fem_frames.operators.checking import NotFiniteError, is_plain, unchecked, unseen
+from fem_frames.frame.arrays import FrameArrays
+from fem_frames.frame.fields import Field
+from fem_frames.mesh.geometry import Floats
+from fem_frames.operators.cells import CellBlocks, Congruent, cells_last
+from fem_frames.operators.checking import is_plain, unchecked, unseen
+from fem_frames.operators.coordinates import Coordinates
 from fem_frames.operators.frame import Frame, make_synthesis
 from fem_frames.operators.linear import LinearOperator, dot
 from fem_frames.operators.products import accumulation_dtype
 from fem_frames.operators.recursion import FrameSynthesis, SparseOperator
-from fem_frames.problem.callbacks import called
-from fem_frames.problem.coefficients import HOW
 from fem_frames.problem.definition import Problem
-from fem_frames.problem.parameters import numbers
+from fem_frames.problem.evaluation import NotFiniteError, PointData
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,28 @@ class ErrorNorm:
         return f"{self.text}, against the {self.against}"
 
 
+class MissingFormsError(ValueError):
+    """The formulation has no forms in UFL, which reference solutions by PETSc need."""
+
+    def __init__(self) -> None:
+        super().__init__("the formulation has no forms in UFL: define `forms`, or solve with fem_frames.solve")
+
+
 class Formulation(ABC):
-    """−div(a_y ∇u) = f_y over one frame."""
+    """A variational formulation of a problem over one frame: its fields, and a density on the states of cells.
+
+    Subclasses with a name are registered: frames are exported for them, trained and solved by that name.
+    """
 
     name: ClassVar[str]
+    symbol: ClassVar[str] = ""
+    """Short name for tables, such as (E)."""
+    fields: ClassVar[tuple[Field, ...]]
+    """The unknown functions, with their elements and essential boundary data."""
+    neumann_is_load: ClassVar[bool] = True
+    """Whether Neumann data are a load on the first field; otherwise they are essential for another one."""
     norms: ClassVar[tuple[ErrorNorm, ...]]
-    """Those in which `fem_frames.error_bound` has bounds; the first is the default."""
+    """The norms in which `fem_frames.error_bound` has bounds; the first is the default."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -81,6 +99,7 @@ class Formulation(ABC):
                 f"the frame was exported for {arrays.formulation!r}, but this is {self.name!r}: "
                 f"export it again with formulation={self.name!r}, or use make_formulation(frame, problem)"
             )
+        _check_fields(arrays, type(self))
         arrays.check_problem(problem)
         self.frame, self.problem = frame, problem
         self.wide = accumulation_dtype(frame.dtype)
@@ -90,8 +109,8 @@ class Formulation(ABC):
             coefficient_tables = problem.tabulate(points, arrays.regions)
         except (ValueError, IndexError) as error:
             raise ValueError(f"problem {problem.name} does not fit the frame: {error}") from error
-        self._tables = tuple(self._as_data(table) for table in coefficient_tables)
         self._points = self._as_data(points)  # (K, Q, d)
+        self._data = PointData(problem, self._points, tuple(self._as_data(table) for table in coefficient_tables))
         self._weights = self._as_data(arrays.rule_weights)  # (Q,)
         self._lift = self.rounded(
             self._as_data(level_matrices.lift_states(arrays))[None], "the Dirichlet data"
@@ -126,57 +145,34 @@ class Formulation(ABC):
     def coefficient(self, y: Tensor) -> Tensor:
         """(K, Q, B) values of a_y at the quadrature points, (K, 1, B) where constant on cells; positive."""
         wide = self.check_parameters(y).to(self.wide)
-        coefficient = self.problem.coefficient
-        function = getattr(coefficient, "function", None)
-        values = called("the coefficient", function, HOW, coefficient.evaluate, self._tables, wide)
-        a = self._spread(values, y, "the coefficient a")
+        a = self._data.coefficient(wide).permute(1, 2, 0)
         tests = unseen(a)
         if tests is not None:
             low, high = torch.aminmax(a.detach())
             tests.append((low > 0) & (high < torch.inf))
         elif is_plain(a):
-            self._check_coefficient(a, wide)
+            self._data.check_coefficient(a.permute(2, 0, 1), wide)
         return a
 
     def source(self, y: Tensor) -> Tensor:
         """(K, Q, B) values of f_y at the quadrature points, (1, 1, 1) for a number; finite."""
-        function = self.problem.source
-        if not callable(function):
-            return torch.full((1, 1, 1), float(function), dtype=self.wide, device=self.frame.device)
-        wide = self.check_parameters(y).to(self.wide)[:, None, None, :]
-        values = called("the source", function, HOW, function, self._points, wide)
-        f = self._spread(values, y, "the source f")
+        if not callable(self.problem.source):
+            return torch.full((1, 1, 1), float(self.problem.source), dtype=self.wide, device=self.frame.device)
+        wide = self.check_parameters(y).to(self.wide)
+        f = self._data.source(wide)
         if is_plain(f):
-            self._check_source(f, wide[:, 0, 0])
-        return f
+            self._data.check_source(f, wide)
+        return f.permute(1, 2, 0)
 
     def check_data(self, y: Tensor) -> None:
         """A ValueError if a_y or f_y are wrong, or do not fit the precision."""
+        y = self.check_parameters(y)
         with unchecked():
             a, f = self.coefficient(y), self.source(y)
-        self._check_coefficient(a, self.check_parameters(y))
-        self._check_source(f, self.check_parameters(y))
+        self._data.check_coefficient(a.permute(2, 0, 1), y)
+        self._data.check_source(f.permute(2, 0, 1), y)
         self.C(y)
         self.frame_functional(y)
-
-    def _check_coefficient(self, a: Tensor, y: Tensor) -> None:
-        low, high = torch.aminmax(a)
-        if not (low > 0 and high < torch.inf):  # false for NaN too
-            wrong = (~((a > 0) & (a < torch.inf))).nonzero()[0]
-            cell, q, sample = (int(i) for i in wrong)
-            raise ValueError(
-                f"a_y must be positive and finite, but it is {float(a[cell, q, sample]):.3g} for y = "
-                f"{numbers(y[sample].tolist())} in cell {cell} at x = {numbers(self._points[cell, q].tolist())}; "
-                f"fix the coefficient or choose y inside the parameters {self.problem.parameters}"
-            )
-
-    def _check_source(self, f: Tensor, y: Tensor) -> None:
-        if not torch.isfinite(f).all():
-            cell, q, sample = (int(i) for i in (~torch.isfinite(f)).nonzero()[0])
-            raise NotFiniteError(
-                f"f is {float(f[cell, q, sample])} for y = {numbers(y[sample].tolist())} at x = "
-                f"{numbers(self._points[cell, q].tolist())}: fix the source"
-            )
 
     def mean(self, values: Tensor) -> Tensor:
         """(K, B) means over the cells of values (K, Q, B) at quadrature points, or (K, 1, B) of constants."""
@@ -191,27 +187,6 @@ class Formulation(ABC):
                 "scale the problem, or use bfloat16 or float32"
             )
         return made
-
-    def _spread(self, found: Any, y: Tensor, what: str) -> Tensor:
-        """The values of a function, (B, K, Q), (B, K, 1), (K, Q) or one number, as (K, Q, B) or (K, 1, B)."""
-        B, (K, Q) = y.shape[0] if y.ndim == 2 else 1, self._points.shape[:2]
-        try:
-            values = torch.as_tensor(found, device=self.frame.device)
-            values = values if values.is_complex() else values.to(self.wide)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise ValueError(f"{what} is a {type(found).__name__}, not a tensor: {one_line(error)}; {HOW}") from error
-        if values.is_complex():
-            raise ValueError(f"{what} is complex: return real numbers")
-        if values.ndim not in (0, 3) and values.shape != (K, Q):
-            fits = False
-        else:
-            fits = all(n in (1, m) for n, m in zip(values.shape[::-1], (Q, K, B), strict=False))
-        if not fits:
-            raise ValueError(
-                f"{what} has values of shape {tuple(values.shape)}, which do not fit {(B, K, Q)}; "
-                "functions of x and y write x[..., i] and y[..., k]"
-            )
-        return values.expand(B, K, values.shape[-1] if values.ndim and values.shape[-1] == 1 else Q).permute(1, 2, 0)
 
     def _as_data(self, table: np.ndarray) -> Tensor:
         tensor = torch.as_tensor(np.array(table))  # a copy: the arrays are read-only
@@ -252,14 +227,7 @@ class Formulation(ABC):
 
     def nodal_fields(self, nodal: Tensor) -> dict[str, Tensor]:
         """Of each field, all nodal values from the free ones (B, N) of all fields."""
-        found, start = {}, 0
-        for f in self.frame.arrays.fields:
-            free = torch.as_tensor(np.array(f.free[-1]), device=nodal.device)
-            lift = torch.as_tensor(np.array(f.lift[-1])).to(nodal)
-            part = nodal[..., start : start + len(free)]
-            found[f.name] = lift.expand(*nodal.shape[:-1], -1).index_copy(-1, free, part + lift[free])
-            start += len(free)
-        return found
+        return self.coordinates.fields(nodal)
 
     # ---- loss and residual
 
@@ -336,7 +304,68 @@ class Formulation(ABC):
         """(B or 1, Nhat) load of source and Neumann data on the frame."""
         return self.rounded(self._wide_synthesis.T(self.functional(y)), "the load")
 
+    # ---- what bounds for errors are made of
+
+    def coercivity(self, y: Tensor) -> Tensor:
+        """(B,) the least eigenvalue of C_y over all cells, or a lower bound of it."""
+        raise ValueError(f"the formulation {self.name} has no lower bound for C_y, which this error bound needs")
+
+    @abstractmethod
+    def energy_norm(self, states: Tensor, y: Tensor) -> Tensor:
+        """(B,) the norm called "energy", from states (B, K m)."""
+
+    def solution_norm(self, y: Tensor) -> Tensor:
+        """(B or 1,) the norm called "functional" of the exact solution."""
+        raise ValueError(f"the formulation {self.name} has no norm of the functional")
+
+    def gradient_norm(self, states: Tensor, y: Tensor) -> Tensor:
+        """(B,) ‖a_y^{1/2} ∇u‖ from states that begin with the gradient of u."""
+        a = self.mean(self.coefficient(y))  # (K, B)
+        gradient = cells_last(states, states.shape[-1] // len(a))[:, : self.frame.arrays.dimension]
+        return (a * gradient.to(self.wide).square().sum(1)).sum(0).sqrt()
+
+    def squares(self, y: Tensor) -> tuple[Tensor, Tensor] | None:
+        """(K, r, m, B) and (K, r, B): blocks R and offsets r of a loss Σ |R s + r|²; None for other densities."""
+        return None
+
+    def oscillation(self, y: Tensor) -> Tensor:
+        """(B or 1,) the part of a loss of squares that no discrete function can change."""
+        return torch.zeros(1, dtype=self.wide, device=self.frame.device)
+
+    def state_functional(self, y: Tensor) -> Tensor | None:
+        """(K, m, B) a load that acts on the states of u; None where there is none."""
+        return None
+
+    def affine_weights(self) -> Callable[[Floats], Floats] | None:
+        """y (B, p) to weights (B, Q), of which A_y and the load are combinations; None where no few are known."""
+        return None
+
+    # ---- PETSc's part; `ufl` comes from `fem_frames.fenicsx.door`
+
+    @classmethod
+    def reference_solvers(cls, dimension: int) -> tuple[str, ...]:
+        """The solvers of PETSc that reference solutions may use in a dimension; the first is the default."""
+        return ("lu",)
+
+    @staticmethod
+    def forms(V: Any, w: Any, a: Any, f: Any, y: Any, dx: Any) -> tuple[Any, Any, Any]:
+        """Bilinear form, linear form, and the loss of w in UFL: a_y and f_y known at points, y (p,) as constant.
+
+        Formulations without it have their test sets solved by conjugate gradients in frame coordinates.
+        """
+        raise MissingFormsError
+
+    @classmethod
+    def has_forms(cls) -> bool:
+        """Whether PETSc can solve it."""
+        return cls.forms is not Formulation.forms
+
     # Made when first needed: training needs none of them.
+
+    @cached_property
+    def coordinates(self) -> Coordinates:
+        """Free nodal values, fields and frame coefficients, from one to another."""
+        return Coordinates(self.frame.arrays)
 
     @cached_property
     def localisation(self) -> SparseOperator:
@@ -353,3 +382,12 @@ class Formulation(ABC):
     @cached_property
     def _wide_synthesis(self) -> FrameSynthesis:
         return make_synthesis(self.frame.arrays, self.wide, self.frame.device)
+
+
+def _check_fields(arrays: FrameArrays, kind: type[Formulation]) -> None:
+    """A ValueError unless the frame has the fields of the formulation."""
+    found = [(f.name, f.element.name) for f in arrays.fields]
+    expected = [(f.name, f.element.name) for f in kind.fields]
+    if found != expected:
+        shown, wanted = (", ".join(f"{name} in {element}" for name, element in pairs) for pairs in (found, expected))
+        raise ValueError(f"the frame has the fields {shown}, but {kind.name} has {wanted}: export it again")

@@ -8,7 +8,9 @@ B samples, K finest cells, Q quadrature points in a cell, m = 2d + 1 numbers (g,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,11 +24,14 @@ from fem_frames.formulations.flux_residuals import (
 )
 from fem_frames.formulations.formulation import ErrorNorm, Formulation
 from fem_frames.frame import level_matrices
-from fem_frames.mesh.simplices import spreads
+from fem_frames.frame.elements import P1, RT0
+from fem_frames.frame.fields import Field, neumann_fluxes
+from fem_frames.mesh.geometry import Floats
+from fem_frames.mesh.simplices import diameters, spreads
 from fem_frames.operators.cells import Congruent, cells_last, flat_first
 from fem_frames.operators.frame import Frame
+from fem_frames.problem.coefficients import ByRegion
 from fem_frames.problem.definition import Problem
-from fem_frames.solvers.friedrichs import diameters
 
 
 def _norms(flux: str) -> tuple[ErrorNorm, ...]:
@@ -45,6 +50,9 @@ class LeastSquares(Formulation):
     """
 
     name = "least-squares"
+    symbol = "(LS)"
+    fields = (Field("u", P1), Field("sigma", RT0, neumann_fluxes))
+    neumann_is_load = False
     factor = 1.0
     norms = _norms("τ/a - ∇e")
 
@@ -56,6 +64,39 @@ class LeastSquares(Formulation):
         self._volume_roots = self._as_data(np.sqrt(arrays.volumes))[:, None]  # (K, 1)
         if not callable(problem.source):
             self._fixed_source = float(problem.source) * self._volume_roots
+
+    @classmethod
+    def reference_solvers(cls, dimension: int) -> tuple[str, ...]:
+        return ("lu", "cg") if dimension == 2 else ("lu",)
+
+    @staticmethod
+    def forms(V: Any, w: Any, a: Any, f: Any, y: Any, dx: Any) -> tuple[Any, Any, Any]:
+        return _forms(V, w, f, dx, 1 / a, 1)
+
+    def energy_norm(self, states: Tensor, y: Tensor) -> Tensor:
+        return self.gradient_norm(states, y)
+
+    def solution_norm(self, y: Tensor) -> Tensor:
+        """‖f_y‖: the exact solution has a^{-1} σ = ∇u, and div σ = -f."""
+        return (self.scaled_source(y).square().sum(0) + self.oscillation(y)).sqrt()
+
+    def squares(self, y: Tensor) -> tuple[Tensor, Tensor] | None:
+        R, K = self.R(y), len(self._volume_roots)
+        m, B = 2 * R.dimension + 1, R.batch or 1
+        unit = torch.eye(m, dtype=self.wide, device=self.frame.device)
+        columns = [R.cells(unit[i][None, :, None].expand(K, -1, B)) for i in range(m)]
+        blocks = torch.stack(columns, dim=2)  # (K, r, m, B)
+        offsets = torch.zeros_like(blocks[:, :, 0])
+        offsets[:, 0] = self.scaled_source(y)
+        return blocks, offsets
+
+    def affine_weights(self) -> Callable[[Floats], Floats] | None:
+        # ‖σ/a - ∇u‖² is quadratic in 1/a.
+        a = self.problem.coefficient
+        if callable(self.problem.source) or not isinstance(a, ByRegion):
+            return None
+        used = sorted(set(a.parameter.values()))
+        return lambda y: np.concatenate([np.ones((len(y), 1)), 1 / y[:, used], 1 / y[:, used] ** 2], axis=1)
 
     def R(self, y: Tensor) -> FluxResidual:
         """R_y, of which C_y = R_yᵀ R_y."""
@@ -149,7 +190,7 @@ class LeastSquares(Formulation):
     @cached_property
     def poincare_constants(self) -> Tensor:
         """(K, 1) diam(T)/π: on a cell T, ‖v‖ ≤ diam(T)/π ‖∇v‖ for all v of mean zero."""
-        return self._as_data(diameters(self.frame.arrays) / np.pi)[:, None]
+        return self._as_data(diameters(self.frame.arrays.points, self.frame.arrays.levels[-1].cells) / np.pi)[:, None]
 
 
 class WeightedLeastSquares(LeastSquares):
@@ -158,5 +199,32 @@ class WeightedLeastSquares(LeastSquares):
     name = "weighted-least-squares"
     norms = _norms("a^{-1/2} τ - a^{1/2} ∇e")
 
+    @staticmethod
+    def forms(V: Any, w: Any, a: Any, f: Any, y: Any, dx: Any) -> tuple[Any, Any, Any]:
+        from fem_frames.fenicsx.door import ufl
+
+        return _forms(V, w, f, dx, 1 / ufl.sqrt(a), ufl.sqrt(a))
+
+    def affine_weights(self) -> Callable[[Floats], Floats] | None:
+        return None
+
     def R(self, y: Tensor) -> FluxResidual:
         return self.weighted_R(y)
+
+
+def _forms(V: Any, w: Any, f: Any, dx: Any, of_flux: Any, of_gradient: Any) -> tuple[Any, Any, Any]:
+    """For the residual of_flux σ - of_gradient ∇u. As σ = a ∇u, the other one is div σ + f; the paper prints -f."""
+    from fem_frames.fenicsx.door import ufl
+
+    one = V.mesh.topology.dim == 1  # where σ is P1
+
+    def div(s: Any) -> Any:
+        return s.dx(0) if one else ufl.div(s)
+
+    def residual(u: Any, s: Any) -> Any:
+        return of_flux * s - of_gradient * (u.dx(0) if one else ufl.grad(u))
+
+    (u, s), (v, t), (w_u, w_s) = ufl.TrialFunctions(V), ufl.TestFunctions(V), ufl.split(w)
+    bilinear = (div(s) * div(t) + ufl.inner(residual(u, s), residual(v, t))) * dx
+    functional = ((div(w_s) + f) ** 2 + ufl.inner(residual(w_u, w_s), residual(w_u, w_s))) * dx
+    return bilinear, -f * div(t) * dx, functional

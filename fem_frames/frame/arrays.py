@@ -16,6 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fem_frames.files import load_arrays, one_line, save_arrays
+from fem_frames.frame.elements import Element, find_element, unrecorded_element
+from fem_frames.frame.families import FrameFamily
+from fem_frames.frame.frame_checks import check_frame, check_record
 from fem_frames.frame.sparse import SparseMatrix
 from fem_frames.mesh.coarse import Grid, MeshArrays
 from fem_frames.mesh.geometry import Floats, Ints
@@ -36,38 +39,17 @@ class FrameLevel:
 
 @dataclass(frozen=True, eq=False)
 class FrameField:
-    """An unknown function: P1 with values at points (degree 0), or RT0 with fluxes through facets (degree d - 1)."""
+    """An unknown function: its element, and which of its nodal values are free."""
 
     name: str
-    degree: int
-    """Dimension of the simplices that carry its nodal values."""
+    element: Element
     free: tuple[Ints, ...]  # for each level, the simplices whose nodal values are free
     lift: tuple[Floats, ...]  # for each level, nodal values at all simplices that take the essential boundary data
 
-
-@dataclass(frozen=True, eq=False)
-class FrameFamily:
-    """Functions on every level, as combinations of the nodal basis of that level: columns are simplices of the field.
-
-    Nodal families have one entry a function, what normalises it in H1 or H(div). The family "curl" has the curls of
-    the Whitney forms of dimension d - 2, hats for triangles; on the first level also what harmonic fields there are.
-    """
-
-    name: str
-    field: str
-    degree: int
-    """Dimension of the simplices that the functions belong to."""
-    free: tuple[Ints, ...]  # for each level, these simplices, in the order of the functions
-    functions: tuple[SparseMatrix, ...]  # for each level (n_j, simplices of the field)
-
     @property
-    def scale(self) -> tuple[Floats, ...]:
-        """Of a nodal family, for each level (n_j,) what normalises its functions."""
-        return tuple(functions.weights for functions in self.functions)
-
-    @property
-    def level_sizes(self) -> tuple[int, ...]:
-        return tuple(functions.shape[0] for functions in self.functions)
+    def degree(self) -> int:
+        """Dimension of the simplices that carry its nodal values."""
+        return self.element.degree
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,8 +77,8 @@ class FrameArrays:
     _simplices: dict[tuple[int, int], tuple[Ints, Ints]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._check()
-        for array in self._flat().values():
+        check_frame(self)
+        for array in self.flat().values():
             array.flags.writeable = False
 
     def __repr__(self) -> str:
@@ -206,25 +188,27 @@ class FrameArrays:
             "first_level": self.first_level,
             "levels": len(self.levels),
             "fields": [(f.name, f.degree) for f in self.fields],
+            "elements": [f.element.name for f in self.fields],
             "families": [(f.name, f.field, f.degree, [rows.shape for rows in f.functions]) for f in self.families],
             "record": dict(self.record),
         }
-        save_arrays(path, KIND, VERSION, self._flat(), record, compress=True)
+        save_arrays(path, KIND, VERSION, self.flat(), record, compress=True)
 
     @classmethod
     def load(cls, path: str | Path) -> FrameArrays:
         """Reads what `save` wrote; refuses anything else."""
         flat, record = load_arrays(path, KIND, VERSION)
         try:
-            _check_record(record)
+            check_record(record)
             count = range(record["levels"])
+            elements = _elements(record, flat["points"].shape[1])
             return cls(
                 formulation=record["formulation"],
                 first_level=record["first_level"],
                 levels=tuple(FrameLevel(*(flat[f"level{j}.{k}"] for k in _LEVEL_ARRAYS)) for j in count),
                 fields=tuple(
-                    FrameField(name, degree, *(_tables(flat, f"field.{name}.{k}", count) for k in ("free", "lift")))
-                    for name, degree in record["fields"]
+                    FrameField(name, element, *(_tables(flat, f"field.{name}.{k}", count) for k in ("free", "lift")))
+                    for (name, _), element in zip(record["fields"], elements, strict=True)
                 ),
                 families=tuple(
                     FrameFamily(
@@ -250,7 +234,8 @@ class FrameArrays:
         except (TypeError, ValueError, AttributeError, LookupError) as error:
             raise ValueError(f"{path} does not hold a frame: {one_line(error)}") from error
 
-    def _flat(self) -> dict[str, npt.NDArray]:
+    def flat(self) -> dict[str, npt.NDArray]:
+        """All arrays by the names that they have in a file."""
         flat: dict[str, npt.NDArray] = {name: getattr(self, name) for name in _OWN_ARRAYS}
         for j, level in enumerate(self.levels):
             flat |= {f"level{j}.{name}": getattr(level, name) for name in _LEVEL_ARRAYS}
@@ -263,106 +248,20 @@ class FrameArrays:
                 flat |= {f"family.{family.name}.{name}{j}": getattr(rows, name) for name in _ROWS}
         return flat
 
-    def _check(self) -> None:
-        if not isinstance(self.formulation, str):
-            raise ValueError(f"formulation is {self.formulation!r}; a name is expected")
-        if not isinstance(self.first_level, int) or self.first_level < 0:
-            raise ValueError(f"first_level is {self.first_level!r}; a whole number is expected")
-        if not self.levels or not self.fields or not self.families or self.points.ndim != 2:
-            raise ValueError("a frame needs points (N, d), at least one level, one field and one family")
-        for name, array in self._flat().items():
-            if array.dtype != (np.int64 if name.rpartition(".")[2].rstrip("0123456789") in _WHOLE else np.float64):
-                raise ValueError(f"{name} has dtype {array.dtype}")
-            if array.dtype == np.float64 and not np.isfinite(array).all():
-                raise ValueError(f"{name} has values that are not finite")
-        d, K, Q = self.dimension, len(self.levels[-1].cells), len(self.rule_weights)
-        expected = [("u", 0)] if self.formulation == "energy" else [("u", 0), ("sigma", d - 1)]
-        if d not in (1, 2, 3) or [(f.name, f.degree) for f in self.fields] != expected:
-            found = ", ".join(f"{f.name} of degree {f.degree}" for f in self.fields)
-            raise ValueError(f"fields are {found} in dimension {d}, which are not those of {self.formulation}")
-        if K == 0 or not (self.volumes > 0).all():
-            raise ValueError("some cells have no volume, or there are no cells")
-        shapes = {
-            "rule_weights": (Q,),
-            "volumes": (K,),
-            "centres": (K, d),
-            "regions": (K,),
-            "rule_points": (Q, d + 1),
-            "neumann_load": (len(self.points),),
-        }
-        for j, level in enumerate(self.levels):
-            cells = K >> (d * (len(self.levels) - 1 - j))
-            shapes |= {f"level{j}.cells": (cells, d + 1), f"level{j}.gradients": (cells, d + 1, d)}
-            shapes[f"level{j}.ends"] = (len(level.ends), 2)
-        flat = self._flat()
-        for name, shape in shapes.items():
-            if flat[name].shape != shape:
-                raise ValueError(f"{name} has shape {flat[name].shape}, expected {shape}")
-        for j, level in enumerate(self.levels):
-            count, before = self.point_count(j), self.point_count(j - 1) if j else len(self.points)
-            for name, table, bound in (("cells", level.cells, count), ("ends", level.ends, before)):
-                _check_references(table, bound, f"{name} of level {self.first_level + j}")
-            if level.cells.max() + 1 != count:
-                raise ValueError(f"level {self.first_level + j} has {count} points, its cells {level.cells.max() + 1}")
-        self._check_functions()
 
-    def _check_functions(self) -> None:
-        """Fields and families have tables for all levels, which refer to simplices that are there."""
-        count, degrees = len(self.levels), {f.name: f.degree for f in self.fields}
-        names = [f.name for f in self.families]
-        if names[: len(degrees)] != list(degrees) or len(set(names)) < len(names):
-            raise ValueError(f"families are {', '.join(names)}; one of each field is expected, and others after these")
-        tables = [(f.name, f.degree, len(f.free), len(f.lift)) for f in self.fields]
-        tables += [(f.name, f.degree, len(f.free), len(f.functions)) for f in self.families]
-        for name, degree, *sizes in tables:
-            if sizes != [count, count]:
-                raise ValueError(f"{name} has {sizes[0]} and {sizes[1]} tables for {count} levels")
-            if not 0 <= degree < self.dimension:
-                raise ValueError(f"{name} has degree {degree} in dimension {self.dimension}")
-        for j in range(count):
-            where = f"of level {self.first_level + j}"
-            for f in self.fields:
-                size = len(self.simplices(j, f.degree)[0])
-                _check_references(f.free[j], size, f"{f.name}.free {where}")
-                if f.lift[j].shape != (size,):
-                    raise ValueError(f"{f.name}.lift {where} has shape {f.lift[j].shape}, expected {(size,)}")
-            for family in self.families:
-                if family.field not in degrees:
-                    raise ValueError(f"family {family.name} is one of {family.field}, which is no field")
-                rows, size = family.functions[j], len(self.simplices(j, degrees[family.field])[0])
-                _check_references(family.free[j], len(self.simplices(j, family.degree)[0]), f"{family.name} {where}")
-                _check_references(rows.columns, size, f"{family.name} {where}")
-                whole = (rows.shape[0] + 1,), rows.columns.shape
-                if (rows.starts.shape, rows.weights.shape) != whole or rows.shape[1] != size:
-                    raise ValueError(f"the functions of {family.name} {where} have arrays that do not fit each other")
-                steps = np.diff(rows.starts)
-                if rows.starts[0] != 0 or rows.starts[-1] != rows.columns.size or (steps < 0).any():
-                    raise ValueError(f"the functions of {family.name} {where} do not follow each other")
-                nodal = len(family.free[j]) == len(steps) and (steps == 1).all() and (rows.weights > 0).all()
-                if family.name == family.field and not nodal:
-                    raise ValueError(f"{family.name} {where} is nodal, but its functions are not")
-
-
-def _check_references(table: Ints, bound: int, name: str) -> None:
-    if table.size and not 0 <= table.min() <= table.max() < bound:
-        raise ValueError(f"{name} refers to points that are not there")
-
-
-def _check_record(record: Any) -> None:
-    """A ValueError unless all has the type that `save` gave it."""
-    counts = {"levels": (1, 64), "first_level": (0, 64)}
-    for name, (least, most) in counts.items():
-        value = record[name]
-        if type(value) is not int or not least <= value <= most:
-            raise ValueError(f"{name} is {value!r}; a whole number from {least} to {most} is expected")
-    fits = all(type(name) is str and type(degree) is int for name, degree in record["fields"])
-    for name, of, degree, shapes in record["families"]:
-        fits &= type(name) is str and type(of) is str and type(degree) is int and len(shapes) == record["levels"]
-        fits &= all(len(shape) == 2 and all(type(n) is int and n >= 0 for n in shape) for shape in shapes)
-    made = record["record"]
-    fits &= isinstance(made, dict) and isinstance(made.get("options", {}), dict)
-    if not fits:
-        raise ValueError("fields, families or the record have other types than a frame's")
+def _elements(record: Mapping[str, Any], dimension: int) -> list[Element]:
+    """The elements of the fields; files of earlier versions do not name them."""
+    names = record.get("elements")
+    if names is None:
+        found = [unrecorded_element(k, dimension) for k in range(len(record["fields"]))]
+    else:
+        found = [find_element(name, dimension) for name in names]
+    for (name, degree), element in zip(record["fields"], found, strict=True):
+        if degree != element.degree:
+            raise ValueError(
+                f"{name} has degree {degree} in dimension {dimension}, which is not that of {element.name}"
+            )
+    return found
 
 
 def _tables(flat: Mapping[str, npt.NDArray], name: str, count: range) -> tuple[npt.NDArray, ...]:
@@ -372,4 +271,3 @@ def _tables(flat: Mapping[str, npt.NDArray], name: str, count: range) -> tuple[n
 _LEVEL_ARRAYS = ("cells", "ends", "gradients")
 _OWN_ARRAYS = ("points", "volumes", "centres", "regions", "rule_points", "rule_weights", "neumann_load")
 _ROWS = ("starts", "columns", "weights")
-_WHOLE = ("cells", "ends", "free", "regions", "starts", "columns")

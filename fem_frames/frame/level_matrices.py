@@ -6,10 +6,7 @@ H and D are one recursion over levels with different tables,
 
 the state being nodal values for H and the state of every cell for D. The transpose runs backwards with M_jᵀ.
 
-**State of a cell.** What determines 𝒟u on a cell T: for (E) the gradient g; for (LS) the gradient g, the flux at the
-cell's centre τ_c and its divergence q; m numbers, all scaled by |T|^{1/2}. With this scaling the Euclidean norm of the
-states is a norm in L2, H1-normalised hats have states of order one on every level and in every dimension, and C_y is
-free of |T|, so nothing over- or underflows in half precision.
+The state of a cell is that of all fields, one after the other, m numbers scaled by |T|^{1/2} (`elements.py`).
 
 K_j cells on level j, n_j functions of a family there, L local nodal values of a field on a cell, c of the m numbers in
 a cell's state that a field has, d dimension.
@@ -22,10 +19,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fem_frames.frame.arrays import FrameArrays, FrameFamily, FrameField
+from fem_frames.frame.arrays import FrameArrays, FrameField
+from fem_frames.frame.elements import RT0
+from fem_frames.frame.families import FrameFamily
 from fem_frames.frame.sparse import SparseMatrix
 from fem_frames.mesh.geometry import Floats, Ints
-from fem_frames.mesh.simplices import Entries, facet_states, prolongation_entries
+from fem_frames.mesh.simplices import Entries, prolongation_entries
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,16 +36,17 @@ class LocalTable:
 
 
 def state_slices(arrays: FrameArrays) -> dict[str, slice]:
-    """The place of each field in a cell's state: u has its gradient, sigma its value at the centre and divergence."""
-    d = arrays.dimension
-    if arrays.formulation == "energy":
-        return {"u": slice(0, d)}
-    return {"u": slice(0, d), "sigma": slice(d, 2 * d + 1)}
+    """The place of each field in a cell's state."""
+    found, start = {}, 0
+    for f in arrays.fields:
+        found[f.name] = slice(start, start + f.element.state_size)
+        start += f.element.state_size
+    return found
 
 
 def state_size(arrays: FrameArrays) -> int:
     """m."""
-    return max(part.stop for part in state_slices(arrays).values())
+    return sum(f.element.state_size for f in arrays.fields)
 
 
 def level_volumes(arrays: FrameArrays, index: int) -> Floats:
@@ -62,7 +62,7 @@ def level_centres(arrays: FrameArrays, index: int) -> Floats:
 def nodal_states(arrays: FrameArrays, field: FrameField, index: int) -> Floats:
     """(K_j, L, c) what the nodal basis contributes to the state of a cell, not scaled."""
     level = arrays.levels[index]
-    return level.gradients if field.name == "u" else facet_states(arrays.points, level.cells)
+    return field.element.states(arrays.points, level.cells, level.gradients)
 
 
 def nodal_places(arrays: FrameArrays, field: FrameField, index: int = -1) -> Ints:
@@ -210,20 +210,34 @@ def quadrature_points(arrays: FrameArrays) -> Floats:
     return np.einsum("qn,knd->kqd", arrays.rule_points, arrays.points[arrays.levels[-1].cells])
 
 
+def flux_field(arrays: FrameArrays) -> FrameField | None:
+    """The field in RT0, if there is one."""
+    return next((f for f in arrays.fields if isinstance(f.element, RT0)), None)
+
+
 def flux_at_centres(arrays: FrameArrays, fluxes: Floats) -> Floats:
     """(…, K, d) values of σ in the centres of the finest cells, from fluxes (…, F) through all finest facets."""
-    sigma = next((f for f in arrays.fields if f.name == "sigma"), None)
-    if sigma is None or np.shape(fluxes)[-1:] != sigma.lift[-1].shape:
-        expected = "a frame for least squares" if sigma is None else f"(…, {len(sigma.lift[-1])}) fluxes"
+    flux = flux_field(arrays)
+    if flux is None or np.shape(fluxes)[-1:] != flux.lift[-1].shape:
+        expected = "a frame for least squares" if flux is None else f"(…, {len(flux.lift[-1])}) fluxes"
         raise ValueError(f"{expected} is expected, but the fluxes have shape {np.shape(fluxes)}")
-    states = nodal_states(arrays, sigma, len(arrays.levels) - 1)[..., : arrays.dimension]  # (K, L, d)
-    return np.einsum("kld,...kl->...kd", states, np.asarray(fluxes)[..., nodal_places(arrays, sigma)])
+    return cell_states(arrays, flux, fluxes, slice(0, arrays.dimension))
+
+
+def cell_states(arrays: FrameArrays, field: FrameField, values: Floats, part: slice = slice(None)) -> Floats:
+    """(…, K, c) states of the finest cells, not scaled, from nodal values (…, n); `part` of the c numbers."""
+    states = nodal_states(arrays, field, len(arrays.levels) - 1)[..., part]  # (K, L, c)
+    return np.einsum("klc,...kl->...kc", states, np.asarray(values)[..., nodal_places(arrays, field)])
 
 
 def values_of(arrays: FrameArrays, fields: Mapping[str, Floats]) -> dict[str, Floats]:
     """Of each field, values instead of nodal values: of P1 fields the same, (…, N), of others in centres, (…, K, d)."""
-    degrees = {f.name: f.degree for f in arrays.fields}
-    return {name: flux_at_centres(arrays, v) if degrees[name] else v for name, v in fields.items()}
+    found = {}
+    for f in arrays.fields:
+        values = fields[f.name]
+        in_centres = f.element.cell_values(cell_states(arrays, f, values)) if f.degree else None
+        found[f.name] = values if in_centres is None else in_centres
+    return found
 
 
 def lift_states(arrays: FrameArrays) -> Floats:
@@ -251,7 +265,7 @@ def _numbers(free: Ints, count: int) -> Ints:
 
 
 def _injection_entries(arrays: FrameArrays, index: int) -> tuple[Ints, Ints, Floats]:
-    """A field on a child is the restriction of its parent's: g' = g, q' = q, τ_c' = τ_c + (q/d)(x_c' - x_c)."""
+    """A field on a child is the restriction of its parent's: the state of a child is a Taylor shift."""
     d, m, slices = arrays.dimension, state_size(arrays), state_slices(arrays)
     K, finest = len(arrays.levels[index].cells), len(arrays.levels) - 1
     child = np.arange(K)
@@ -259,16 +273,16 @@ def _injection_entries(arrays: FrameArrays, index: int) -> tuple[Ints, Ints, Flo
     # One for children of equal volume, which uniform refinement makes.
     ratio = np.sqrt(level_volumes(arrays, index) / level_volumes(arrays, index - 1)[parent] * 2.0**d)
     factor = ratio * 2.0 ** (_exponent(d, finest - index) - _exponent(d, finest - index + 1))
-    component = np.arange(m)
-    rows, columns = m * child[:, None] + component, m * parent[:, None] + component
-    entries = [(rows, columns, np.broadcast_to(factor[:, None], rows.shape))]
-    if "sigma" in slices:
-        part = slices["sigma"]
-        centre, divergence = component[part][:-1], component[part][-1]
-        offset = level_centres(arrays, index) - level_centres(arrays, index - 1)[parent]  # (K, d)
-        rows = m * child[:, None] + centre
-        columns = np.broadcast_to(m * parent[:, None] + divergence, rows.shape)
-        entries.append((rows, columns, factor[:, None] * offset / d))
+    offset = level_centres(arrays, index) - level_centres(arrays, index - 1)[parent]  # (K, d)
+    entries: list[Entries] = []
+    for f in arrays.fields:
+        size, start = f.element.state_size, slices[f.name].start
+        unit = factor[:, None, None] * np.eye(size)  # (K, c, c): the parent's states, one by one
+        shifted = f.element.shift(unit, offset[:, None])  # (K, c of the parent, c of the child)
+        used, component = (shifted != 0).any(axis=0), start + np.arange(size)
+        source, target = (np.broadcast_to(a, used.shape)[used] for a in (component[:, None], component))
+        rows, columns = m * child[:, None] + target, m * parent[:, None] + source
+        entries.append((rows, columns, shifted[:, used]))
     rows, columns, factors = (np.concatenate([a.ravel() for a in group]) for group in zip(*entries, strict=True))
     return rows, columns, factors
 

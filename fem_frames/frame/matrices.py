@@ -1,7 +1,7 @@
 """The frame as sparse matrices, for use elsewhere: P_j, H, D and the data of C_y. SciPy, or torch by `to_torch`.
 
-`quadrature_differential` evaluates basix's tables at pulled back quadrature points, level by level;
-`cell_differential` needs the geometry of the cells only. They are two independent routes to D.
+`quadrature_differential` evaluates basix tables at pulled back quadrature points, level by level, independently of the
+states of cells that `cell_differential` and the operators of torch are made of.
 
 Nhat frame coefficients, N free nodal values, K finest cells, Q quadrature points, L local nodal values, d dimension.
 """
@@ -17,7 +17,7 @@ import numpy as np
 from scipy import sparse
 
 from fem_frames.frame.arrays import FrameArrays, FrameField
-from fem_frames.frame.level_matrices import nodal_places, nodal_states, prolongation_matrix
+from fem_frames.frame.level_matrices import level_centres, nodal_places, nodal_states, prolongation_matrix
 from fem_frames.mesh.geometry import Floats, Ints
 from fem_frames.mesh.simplices import facet_vectors
 
@@ -67,25 +67,13 @@ def synthesis(arrays: FrameArrays) -> sparse.csr_array:
 
 
 def cell_differential(arrays: FrameArrays) -> sparse.csr_array:
-    """D (K m, Nhat): frame coefficients to the state of every finest cell.
-
-    The state is the gradient of u (m = d), and for (LS) also the flux at the cell's centre and its divergence
-    (m = 2d + 1).
-    """
+    """D (K m, Nhat): frame coefficients to the state of every finest cell, not scaled by |T|^{1/2}."""
 
     def table(field: FrameField, index: int) -> Floats:
-        cell, d = arrays.ancestors(index), arrays.dimension
-        corners = arrays.points[arrays.levels[index].cells[cell]]  # (K, d+1, d)
-        if field.name == "u":
-            return np.swapaxes(arrays.levels[index].gradients[cell], 1, 2)
-        facets = arrays.simplices(index, d - 1)[0][nodal_places(arrays, field, index)[cell]]  # (K, L, d)
-        # The form of a facet is proportional to x - x', x' being the corner opposite; its flux through the facet is 1.
-        opposite = corners.sum(axis=1, keepdims=True) - arrays.points[facets].sum(axis=2)  # (K, L, d)
-        normal = facet_vectors(arrays.points, facets.reshape(-1, d)).reshape(opposite.shape)
-        off = arrays.points[facets[:, :, 0]] - opposite
-        factor = 1 / (normal * off).sum(axis=2, keepdims=True)
-        values = np.concatenate([factor * (arrays.centres[:, None] - opposite), d * factor], axis=2)
-        return np.swapaxes(values, 1, 2)
+        cell = arrays.ancestors(index)
+        offset = arrays.centres - level_centres(arrays, index)[cell]
+        states = field.element.shift(nodal_states(arrays, field, index)[cell], offset[:, None])  # (K, L, c)
+        return np.swapaxes(states, 1, 2)
 
     return _by_families(arrays, table, 1)
 
@@ -93,30 +81,18 @@ def cell_differential(arrays: FrameArrays) -> sparse.csr_array:
 def quadrature_differential(arrays: FrameArrays, degree: int) -> sparse.csr_array:
     """D (K Q m, Nhat): frame coefficients to 𝒟u at quadrature points, by basix.
 
-    Rows are ordered by cell, point, component: the gradient of u, for (LS) then the flux and its divergence.
+    Rows are ordered by cell, point, component: for (E) the gradient of u, for (LS) then the flux and its divergence.
     See "Matrix-free numerical realization" in the paper.
     """
-    from fem_frames.fenicsx import door
-
-    d, K = arrays.dimension, len(arrays.volumes)
     positions = quadrature_data(arrays, degree).points  # (K, Q, d)
-    Q = positions.shape[1]
 
     def table(field: FrameField, index: int) -> Floats:
         corners = arrays.points[arrays.levels[index].cells[arrays.ancestors(index)]]  # (K, d+1, d)
         jacobian = np.swapaxes(corners[:, 1:] - corners[:, :1], 1, 2)
-        inverse = np.linalg.inv(jacobian)
-        reference = np.einsum("kij,kqj->kqi", inverse, positions - corners[:, :1]).reshape(-1, d)
-        if field.name == "u":
-            derivatives = door.tabulate(d, reference)[1].reshape(K, Q, d + 1, d)
-            return np.swapaxes(np.einsum("kqni,kij->kqnj", derivatives, inverse), 2, 3)
-        values, divergences = door.tabulate_facets(d, reference)
-        determinant = np.linalg.det(jacobian)[:, None, None, None]
-        values = np.einsum("kij,kqnj->kqni", jacobian, values.reshape(K, Q, d + 1, d)) / determinant  # Piola
-        divergence = divergences.reshape(K, Q, d + 1, 1) / determinant
-        return np.swapaxes(np.concatenate([values, divergence], axis=3), 2, 3)
+        reference = np.einsum("kij,kqj->kqi", np.linalg.inv(jacobian), positions - corners[:, :1])
+        return np.swapaxes(field.element.tabulate(reference, jacobian), 2, 3)
 
-    return _by_families(arrays, table, Q)
+    return _by_families(arrays, table, positions.shape[1])
 
 
 def to_torch(matrix: Any, layout: str = "csr", dtype: Any = None, device: Any = None) -> Any:

@@ -12,16 +12,18 @@ K cells, F facets, d dimension, j a level.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy import sparse
 from scipy.sparse import linalg
 
 from fem_frames.fenicsx import door
+from fem_frames.frame.elements import RT0
+from fem_frames.frame.families import FieldLevel, FrameFamily
+from fem_frames.frame.fields import EssentialData
 from fem_frames.frame.sparse import SparseMatrix
 from fem_frames.mesh.geometry import Floats, Ints
 from fem_frames.mesh.hierarchy import MeshHierarchy
@@ -33,43 +35,38 @@ from fem_frames.mesh.simplices import (
     local_simplices,
     prolongation_entries,
     signed_volumes,
-    simplices,
-    spreads,
 )
 from fem_frames.problem.definition import Problem
 
+CURL = "curl"  # the name of the family, in files too
 DENSE = 1500  # facets up to which harmonic fields are found by dense matrices
 ZERO = 1e-9  # eigenvalues below are zero: all others are at least of the order of (cells across the domain)^-2
 
 
-@dataclass(frozen=True, eq=False)
-class FluxLevel:
-    """RT0 on one mesh."""
-
-    points: Floats
-    cells: Ints
-    fixed: npt.NDArray[np.bool_]  # (F,) facets whose flux is given
-
-    @cached_property
-    def facets(self) -> Ints:
-        """(F, d)"""
-        return simplices(self.cells, self.cells.shape[1] - 2)[0]
+class FluxLevel(FieldLevel):
+    """RT0 on one mesh; `fixed` (F,) are the facets whose flux is given."""
 
     @property
-    def free(self) -> Ints:
-        return np.flatnonzero(~self.fixed)
+    def facets(self) -> Ints:
+        """(F, d)"""
+        return self.mesh.simplices(self.mesh.dimension - 1)[0]
+
+    @property
+    def faces(self) -> Ints:
+        """Points for d = 2, edges for d = 3: their forms have the curls."""
+        return self.mesh.simplices(self.mesh.dimension - 2)[0]
 
     @cached_property
     def states(self) -> tuple[sparse.csr_array, Floats]:
         """S and ω: fluxes (F,) to values at centres and divergences, and weights with ‖σ‖² in H(div) = ω · (S σ)²."""
-        K, d = len(self.cells), self.cells.shape[1] - 1
-        table, of_cells = facet_states(self.points, self.cells), simplices(self.cells, d - 1)[1]
+        mesh, d = self.mesh, self.mesh.dimension
+        table, of_cells = facet_states(mesh.points, mesh.cells), mesh.simplices(d - 1)[1]
+        K = len(mesh.cells)
         rows = (d + 1) * np.arange(K)[:, None, None] + np.arange(d + 1)
         place = [np.broadcast_to(a, table.shape).ravel() for a in (rows, of_cells[..., None])]
         S = sparse.csr_array((table.ravel(), tuple(place)), shape=(K * (d + 1), len(self.facets)))
-        weights = np.ones((K, d + 1))
-        weights[:, d] += spreads(self.points, self.cells) / d**2
-        return S, (np.abs(signed_volumes(self.points, self.cells))[:, None] * weights).ravel()
+        weights = RT0(d).norm_weights(mesh.points, mesh.cells)
+        return S, (np.abs(signed_volumes(mesh.points, mesh.cells))[:, None] * weights).ravel()
 
     def norms(self, functions: sparse.csr_array) -> Floats:
         """(n,) H(div) norms of functions (n, F) given by their fluxes."""
@@ -84,45 +81,61 @@ class FluxLevel:
 
     def curls(self) -> tuple[Ints, SparseMatrix]:
         """The points (edges for d = 3) whose hats keep to the given fluxes, and the curls of these."""
-        faces = simplices(self.cells, self.cells.shape[1] - 3)[0]
-        free = self._free_faces(faces)
-        return free, self._normalised(self._curl_matrix(faces)[:, free].T)
+        free = self._free_faces()
+        return free, self._normalised(self._curl_matrix()[:, free].T)
 
     def harmonic_fields(self) -> SparseMatrix:
         """Those that are no curls and have no divergence: one for each further part of the boundary where u is given.
 
         On tetrahedra also for loops that cannot be moved into those parts: as many as H₁(Ω, Γ_D) has dimensions.
         """
-        faces, free = simplices(self.cells, self.cells.shape[1] - 3)[0], self.free
-        divergence = _matrix(boundary_entries(self.cells, self.facets), (len(self.cells), len(self.facets)))[:, free]
-        curl = self._curl_matrix(faces)[free][:, self._free_faces(faces)]
+        free, cells = self.free, self.mesh.cells
+        divergence = _matrix(boundary_entries(cells, self.facets), (len(cells), len(self.facets)))[:, free]
+        curl = self._curl_matrix()[free][:, self._free_faces()]
         found = _kernel(sparse.csr_array(divergence.T @ divergence + curl @ curl.T))
         fields = np.zeros((found.shape[1], len(self.facets)))
         fields[:, free] = found.T
         fields[np.abs(fields) < ZERO * np.abs(fields).max(initial=0.0)] = 0.0
         return self._normalised(sparse.csr_array(fields))
 
-    def _free_faces(self, faces: Ints) -> Ints:
-        """Those that do not lie where fluxes are given."""
-        return np.setdiff1d(np.arange(len(faces)), find(_sides(self.facets[self.fixed]), faces))
+    def _free_faces(self) -> Ints:
+        """The faces that do not lie where fluxes are given."""
+        return np.setdiff1d(np.arange(len(self.faces)), find(_sides(self.facets[self.fixed]), self.faces))
 
-    def _curl_matrix(self, faces: Ints) -> sparse.csr_array:
-        """(F, faces) fluxes of the curls of the forms of `faces`."""
-        return _matrix(boundary_entries(self.facets, faces), (len(self.facets), len(faces)))
+    def _curl_matrix(self) -> sparse.csr_array:
+        """(F, faces) fluxes of the curls of the forms of faces."""
+        return _matrix(boundary_entries(self.facets, self.faces), (len(self.facets), len(self.faces)))
 
     def _normalised(self, functions: Any) -> SparseMatrix:
         scaled = sparse.csr_array(sparse.diags(1 / self.norms(functions)) @ functions)
         return SparseMatrix.from_scipy(scaled)
 
 
-def flux_levels(hierarchy: MeshHierarchy, problem: Problem) -> list[FluxLevel]:
-    """RT0 on every level; σ·n is given where u is not."""
+def flux_families(field: str, levels: Sequence[FieldLevel]) -> list[FrameFamily]:
+    """Facet functions, and on triangles and tetrahedra curls, on the first level with harmonic fields."""
+    of_flux, d = [FluxLevel(level.mesh, level.fixed) for level in levels], levels[0].mesh.dimension
+    free = tuple(level.free for level in of_flux)
+    found = [FrameFamily(field, field, d - 1, free, tuple(level.facet_functions() for level in of_flux))]
+    if d > 1:
+        faces, functions = zip(*(level.curls() for level in of_flux), strict=True)
+        coarsest = SparseMatrix.stacked(functions[0], of_flux[0].harmonic_fields())
+        found.append(FrameFamily(CURL, field, d - 2, faces, (coarsest, *functions[1:])))
+    return found
+
+
+def given_fluxes(hierarchy: MeshHierarchy, problem: Problem) -> EssentialData:
+    """σ·n is given where u is not."""
+    levels = _flux_levels(hierarchy, problem)
+    return EssentialData(tuple(level.fixed for level in levels), flux_lift(hierarchy, problem, levels))
+
+
+def _flux_levels(hierarchy: MeshHierarchy, problem: Problem) -> list[FluxLevel]:
     natural, found = ~hierarchy.dirichlet_facets(problem), []
-    for j, level in enumerate(hierarchy.levels):
-        facets = simplices(level.cells, hierarchy.dimension - 1)[0]
+    for mesh, level in zip(hierarchy.meshes, hierarchy.levels, strict=True):
+        facets = mesh.simplices(hierarchy.dimension - 1)[0]
         fixed = np.zeros(len(facets), bool)
         fixed[find(level.facets[natural[level.facet_origin]], facets)] = True
-        found.append(FluxLevel(hierarchy.level_points(j), level.cells, fixed))
+        found.append(FluxLevel(mesh, fixed))
     return found
 
 
@@ -136,7 +149,7 @@ def flux_lift(hierarchy: MeshHierarchy, problem: Problem, levels: list[FluxLevel
         return tuple(np.zeros(len(level.facets)) for level in levels)
     lifts: list[Floats] = []
     for j, level in enumerate(levels):
-        given = _given_fluxes(problem, level)
+        given = _facet_fluxes(problem, level)
         if j:
             values = _prolongation(levels[j - 1], level, hierarchy.levels[j].ends) @ lifts[-1]
             values[level.fixed] = given
@@ -151,27 +164,28 @@ def flux_lift(hierarchy: MeshHierarchy, problem: Problem, levels: list[FluxLevel
     return tuple(lifts)
 
 
-def _given_fluxes(problem: Problem, level: FluxLevel) -> Floats:
+def _facet_fluxes(problem: Problem, level: FluxLevel) -> Floats:
     """∫ h over the facets where σ·n = h is given, as fluxes to their positive sides."""
-    facets, d = level.facets[level.fixed], level.points.shape[1]
-    normal = facet_vectors(level.points, facets)
-    of_cells = simplices(level.cells, d - 1)[1]
+    points, cells, d = level.mesh.points, level.mesh.cells, level.mesh.dimension
+    facets = level.facets[level.fixed]
+    normal = facet_vectors(points, facets)
+    of_cells = level.mesh.simplices(d - 1)[1]
     owner = np.zeros(len(level.facets), np.int64)
-    owner[of_cells] = np.arange(len(level.cells))[:, None]
-    inside = level.points[level.cells[owner[level.fixed]]].mean(axis=1)
-    outward = np.sign((normal * (level.points[facets].mean(axis=1) - inside)).sum(axis=1))
+    owner[of_cells] = np.arange(len(cells))[:, None]
+    inside = points[cells[owner[level.fixed]]].mean(axis=1)
+    outward = np.sign((normal * (points[facets].mean(axis=1) - inside)).sum(axis=1))
     if d == 1:
-        return outward * problem.boundary_values("neumann_value", level.points[facets[:, 0]])
+        return outward * problem.boundary_values("neumann_value", points[facets[:, 0]])
     hats, weights = door.barycentric_quadrature(d - 1, problem.quadrature_degree)  # (Q, d), (Q,)
-    x = np.einsum("qn,fnd->fqd", hats, level.points[facets])
+    x = np.einsum("qn,fnd->fqd", hats, points[facets])
     h = problem.boundary_values("neumann_value", x.reshape(-1, d)).reshape(x.shape[:2])
     return np.asarray(outward * np.linalg.norm(normal, axis=1) * (h @ weights))
 
 
 def _prolongation(coarse: FluxLevel, fine: FluxLevel, ends: Ints) -> sparse.csr_array:
-    d = coarse.points.shape[1]
-    tables = [simplices(level.cells, d - 1) for level in (coarse, fine)]
-    entries = prolongation_entries(tables[0], tables[1], coarse.cells, ends, 2**d)
+    d = coarse.mesh.dimension
+    tables = [level.mesh.simplices(d - 1) for level in (coarse, fine)]
+    entries = prolongation_entries(tables[0], tables[1], coarse.mesh.cells, ends, 2**d)
     return _matrix(entries, (len(fine.facets), len(coarse.facets)))
 
 

@@ -10,6 +10,7 @@ N points, K cells, F boundary facets, d dimension, J the finest level.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 
 from fem_frames.mesh.coarse import Grid, MeshArrays
 from fem_frames.mesh.geometry import Floats, Ints
+from fem_frames.mesh.simplices import SimplexMesh
 from fem_frames.problem.callbacks import calling
 from fem_frames.problem.definition import Problem
 
@@ -69,6 +71,11 @@ class MeshHierarchy:
     @property
     def finest(self) -> Level:
         return self.levels[-1]
+
+    @cached_property
+    def meshes(self) -> tuple[SimplexMesh, ...]:
+        """The mesh of every level, with what is computed from it once."""
+        return tuple(SimplexMesh(self.level_points(j), level.cells) for j, level in enumerate(self.levels))
 
     def level_points(self, level: int) -> Floats:
         """(N, d) points of a level."""

@@ -11,6 +11,8 @@ N points, K cells, S simplices of dimension k, d dimension, C local simplices of
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +21,39 @@ from fem_frames.mesh.geometry import Floats, Ints, row_keys, signed_volumes
 
 Entries = tuple[Ints, Ints, Floats]
 """Rows, columns and weights of a sparse matrix, each entry once."""
+
+
+@dataclass(frozen=True, eq=False)
+class SimplexMesh:
+    """A mesh of ascending cells; its simplices, volumes and gradients of hats are computed once."""
+
+    points: Floats  # (N, d)
+    cells: Ints  # (K, d+1)
+    _simplices: dict[int, tuple[Ints, Ints]] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def dimension(self) -> int:
+        return int(self.points.shape[1])
+
+    def simplices(self, k: int) -> tuple[Ints, Ints]:
+        """(S, k+1) the k-simplices, and (K, C) those of each cell."""
+        if k not in self._simplices:
+            self._simplices[k] = simplices(self.cells, k)
+        return self._simplices[k]
+
+    @cached_property
+    def hats(self) -> tuple[Floats, Floats]:
+        """(K, d+1, d) gradients of the hats on each cell, and the volumes (K,)."""
+        return p1_gradients(self.points, self.cells)
+
+
+def p1_gradients(points: Floats, cells: Ints) -> tuple[Floats, Floats]:
+    """(K, d+1, d) gradients of the hats on each cell, and the volumes (K,)."""
+    corners = points[cells]
+    edges = corners[:, 1:] - corners[:, :1]  # (K, d, d), rows
+    inner = np.swapaxes(np.linalg.inv(edges), 1, 2)  # rows: gradients of the hats 1, …, d
+    gradients = np.concatenate([-inner.sum(axis=1, keepdims=True), inner], axis=1)
+    return gradients, np.abs(signed_volumes(points, cells))
 
 
 def simplices(cells: Ints, k: int) -> tuple[Ints, Ints]:
@@ -102,6 +137,21 @@ def facet_states(points: Floats, cells: Ints) -> Floats:
     divergence = (-1.0) ** opposite / volumes[:, None]  # (K, d+1)
     centre = (corners.mean(axis=1, keepdims=True) - corners[:, opposite]) * divergence[..., None] / d
     return np.concatenate([centre, divergence[..., None]], axis=2)
+
+
+def moments(points: Floats, cells: Ints) -> Floats:
+    """(K, d, d) means of (x - x_c)(x - x_c)ᵀ over the cells, x_c their centres."""
+    d = cells.shape[1] - 1
+    corners = points[cells]
+    off = corners - corners.mean(axis=1, keepdims=True)
+    return np.asarray(np.einsum("kni,knj->kij", off, off) / ((d + 1) * (d + 2)))
+
+
+def diameters(points: Floats, cells: Ints) -> Floats:
+    """(K,) diameters of the cells: their longest edges."""
+    corners = points[cells]
+    pairs = itertools.combinations(range(corners.shape[1]), 2)
+    return np.asarray(np.max([np.linalg.norm(corners[:, i] - corners[:, k], axis=1) for i, k in pairs], axis=0))
 
 
 def spreads(points: Floats, cells: Ints) -> Floats:

@@ -10,10 +10,6 @@ import torch
 from torch import Tensor
 
 
-class NotFiniteError(ValueError):
-    """Values that are not finite, where only finite ones make sense."""
-
-
 def is_plain(x: Tensor) -> bool:
     """Whether values may be looked at: not while torch traces, differentiates forward or maps over a batch."""
     return not _is_traced(x) and _UNSEEN.get() is None

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fem_frames.frame.arrays import FrameArrays
-from fem_frames.frame.level_matrices import level_centres, local_table, state_size, state_slices
+from fem_frames.frame.level_matrices import field_of, level_centres, local_table, state_size, state_slices
 from fem_frames.operators.linear import ExplicitOperator, batch_last
 from fem_frames.operators.products import accumulation_dtype
 
@@ -31,7 +31,7 @@ class GatherDifferential(ExplicitOperator):
     def __init__(
         self, arrays: FrameArrays, dtype: torch.dtype, device: torch.device, accumulate: torch.dtype | None = None
     ) -> None:
-        d, m = arrays.dimension, state_size(arrays)
+        m = state_size(arrays)
         self.shape = (len(arrays.volumes) * m, arrays.frame_size)
         self.dtype, self.device, self.hint = dtype, device, "was the net built with frame.level_sizes?"
         self._state_size, self._accumulate = m, accumulate or accumulation_dtype(dtype)
@@ -42,9 +42,8 @@ class GatherDifferential(ExplicitOperator):
             for index, size in enumerate(family.level_sizes):
                 cell, table = arrays.ancestors(index), local_table(arrays, family, index)
                 functions, states = table.functions[cell], table.states[cell]  # (K, n), (K, n, c)
-                if family.field == "sigma":
-                    offset = (arrays.centres - level_centres(arrays, index)[cell])[:, None]
-                    states = np.concatenate([states[..., :d] + states[..., d:] * offset / d, states[..., d:]], axis=2)
+                offset = (arrays.centres - level_centres(arrays, index)[cell])[:, None]
+                states = field_of(arrays, family).element.shift(states, offset)
                 states = states * np.sqrt(arrays.volumes)[:, None, None]
                 if size:
                     indices = torch.as_tensor(np.maximum(functions, 0), device=device)  # those that are none have zeros

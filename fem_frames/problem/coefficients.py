@@ -91,11 +91,13 @@ class Affine:
     """Function of x (…, d) with values (…, p)."""
 
     def tabulate(self, points: Floats, regions: Ints) -> tuple[npt.NDArray, ...]:
-        mean = spread(self.mean(points) if callable(self.mean) else self.mean, points.shape[:2], "the mean")
+        mean = np.asarray(self.mean(points) if callable(self.mean) else self.mean, np.float64)
+        if mean.ndim not in (0, 2) or any(n not in (1, m) for n, m in zip(mean.shape, points.shape, strict=False)):
+            raise ValueError(f"the mean has values of shape {mean.shape}, which do not fit {points.shape[:2]}")
         modes = np.asarray(self.modes(points), np.float64)
         if modes.ndim != 3 or modes.shape[:2] != points.shape[:2]:
             raise ValueError(f"modes have shape {modes.shape} at points of shape {points.shape}; (K, Q, p) is expected")
-        return mean.copy(), modes
+        return np.broadcast_to(mean, points.shape[:2]).copy(), modes
 
     def evaluate(self, tables: tuple[Array, ...], y: Array) -> Array:
         mean, modes = tables  # (K, Q), (K, Q, p)
@@ -129,22 +131,3 @@ class Pointwise:
 
 
 HOW = "functions of x and y write x[..., i] and y[..., k], and take exp and the like from fem_frames.namespace(y)"
-
-
-def spread(values: Array, shape: tuple[int, ...], what: str) -> Floats:
-    """A number, an array of shape[1:], or one with all axes, each of full length or 1, over the whole shape.
-
-    NumPy alone would take more, such as one value a parameter for one a point where there are as many.
-    """
-    if values is None or np.iscomplexobj(values):
-        raise ValueError(f"{what} is {'None' if values is None else 'complex'}: return real numbers")
-    try:
-        array = np.asarray(values, np.float64)
-        if array.ndim not in (0, len(shape)) and array.shape != shape[1:]:
-            raise ValueError
-        return np.broadcast_to(array, shape)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"{what} has values of shape {np.shape(values)}, which do not fit {shape}; "
-            "functions of x and y write x[..., i] and y[..., k]"
-        ) from error

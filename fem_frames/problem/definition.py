@@ -21,7 +21,8 @@ import numpy.typing as npt
 from fem_frames.mesh.coarse import Grid, MeshArrays
 from fem_frames.mesh.geometry import Floats, Ints
 from fem_frames.problem.callbacks import calling
-from fem_frames.problem.coefficients import HOW, Array, ByRegion, Coefficient, spread
+from fem_frames.problem.coefficients import HOW, Array, ByRegion, Coefficient
+from fem_frames.problem.evaluation import PointData
 from fem_frames.problem.parameters import Gaussian, Uniform, numbers, whole_number
 
 LEVEL_LIMIT = 60
@@ -150,41 +151,27 @@ class Problem:
         # As many points in a cell as no other number here: a function that mixes up its axes does not fit.
         count = 3 + self.parameters.dimension
         trial = np.resize(points[:2].reshape(-1, points.shape[-1]), (2, count, points.shape[-1]))
-        with calling("the coefficient", getattr(self.coefficient, "function", None), HOW):
+        function = getattr(self.coefficient, "function", None)
+        with calling("the coefficient", function, HOW):
             tables = self.coefficient.tabulate(trial, np.resize(regions, 2))
-            values = self.coefficient.evaluate(tables, y)
-        spread(values, (2, 2, count), "the coefficient a")
+        PointData(self, trial, tables).coefficient(y)
         self.source_values(y, trial)
-        with calling("the coefficient", getattr(self.coefficient, "function", None), HOW):
+        with calling("the coefficient", function, HOW):
             return self.coefficient.tabulate(points, regions)
 
     def coefficient_values(self, tables: tuple[npt.NDArray, ...], y: Floats, points: Floats) -> Floats:
         """(B, K, Q) values of a_y, checked to be finite and positive."""
-        shape = (len(y), *points.shape[:2])
-        with calling("the coefficient", getattr(self.coefficient, "function", None), HOW):
-            values = self.coefficient.evaluate(tables, y)
-        a = spread(values, shape, "the coefficient a")
-        wrong = np.argwhere(~(a > 0) | ~np.isfinite(a))
-        if len(wrong):
-            sample, cell, q = wrong[0]
-            raise ValueError(
-                f"a_y must be positive and finite, but it is {a[sample, cell, q]:.3g} for y = {numbers(y[sample])} "
-                f"in cell {cell} at x = {numbers(points[cell, q])}; fix the coefficient or the parameter box"
-            )
-        return a
+        data = PointData(self, points, tables)
+        a = data.coefficient(y)
+        data.check_coefficient(a, y)
+        return np.broadcast_to(a, (len(y), *points.shape[:2]))
 
     def source_values(self, y: Floats, points: Floats) -> Floats:
         """(B, K, Q) values of f_y, checked to be finite."""
-        with calling("the source", self.source, HOW):
-            values = self.source(points, y[:, None, None, :]) if callable(self.source) else self.source
-        f = spread(values, (len(y), *points.shape[:2]), "the source f")
-        if not np.isfinite(f).all():
-            sample, cell, q = np.argwhere(~np.isfinite(f))[0]
-            raise ValueError(
-                f"f is {f[sample, cell, q]} for y = {numbers(y[sample])} at x = {numbers(points[cell, q])}: "
-                "fix the source"
-            )
-        return f
+        data = PointData(self, points, ())
+        f = data.source(y)
+        data.check_source(f, y)
+        return np.broadcast_to(f, (len(y), *points.shape[:2]))
 
     def boundary_values(self, name: Literal["dirichlet_value", "neumann_value"], points: Floats) -> Floats:
         """(n,) values of g or h at points (n, d)."""

@@ -19,7 +19,6 @@ K cells, F facets, d dimension.
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -27,9 +26,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fem_frames.frame.arrays import FrameArrays
-from fem_frames.frame.level_matrices import level_volumes
+from fem_frames.frame.level_matrices import flux_field, level_volumes
 from fem_frames.mesh.geometry import Floats
-from fem_frames.mesh.simplices import spreads
+from fem_frames.mesh.simplices import diameters, spreads
 
 CELLS = 10_000  # λ_CR is computed on the finest level that has no more: on finer ones it hardly changes
 _MARGIN = 1e-4
@@ -48,16 +47,9 @@ def friedrichs_constant(arrays: FrameArrays) -> float:
     return _CONSTANTS[arrays]
 
 
-def diameters(arrays: FrameArrays, index: int = -1) -> Floats:
-    """(K_j,) of the cells of levels[index]: their longest edges."""
-    corners = arrays.points[arrays.levels[index].cells]
-    pairs = itertools.combinations(range(corners.shape[1]), 2)
-    return np.asarray(np.max([np.linalg.norm(corners[:, i] - corners[:, k], axis=1) for i, k in pairs], axis=0))
-
-
 def interpolation_constants(arrays: FrameArrays, index: int) -> Floats:
     """(K_j,) κ_T² of the cells of levels[index]."""
-    first = (diameters(arrays, index) / np.pi) ** 2
+    first = (diameters(arrays.points, arrays.levels[index].cells) / np.pi) ** 2
     if arrays.dimension == 1:
         return first
     return np.asarray(first + spreads(arrays.points, arrays.levels[index].cells) / arrays.dimension**2)
@@ -85,14 +77,15 @@ def _matrices(arrays: FrameArrays, index: int) -> tuple[Any, Any]:
 
 def _dirichlet_facets(arrays: FrameArrays, index: int) -> npt.NDArray[np.bool_]:
     """(F,) facets of the boundary where u is given: there the flux is free."""
-    if len(arrays.fields) == 1:
+    flux = flux_field(arrays)
+    if flux is None:
         raise ValueError(
             f"a frame for {arrays.formulation} does not tell on which facets u is given; export one for least squares"
         )
     facets, of_cells = arrays.simplices(index, arrays.dimension - 1)
     outside = np.bincount(of_cells.ravel(), minlength=len(facets)) == 1
     free = np.zeros(len(facets), bool)
-    free[arrays.fields[1].free[index]] = True
+    free[flux.free[index]] = True
     return outside & free
 
 

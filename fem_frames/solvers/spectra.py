@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fem_frames.formulations.formulation import Formulation
-from fem_frames.mesh.simplices import spreads
+from fem_frames.frame.level_matrices import flux_field, state_size, state_slices
 from fem_frames.operators.cells import Congruent
 from fem_frames.operators.linear import LinearOperator
 from fem_frames.solvers.bounds import error_bound as error_bound  # it was here before
@@ -110,7 +110,7 @@ def condition_numbers(formulation: Formulation, y: Tensor, tol: float = 1e-3) ->
     D = extreme_eigenvalues(HHT, gram, N, device, tol=tol)
     C = extreme_eigenvalues(inverse_gram, A, N, device, tol=tol)
     cond_flux = None
-    if len(frame.arrays.fields) > 1:
+    if flux_field(frame.arrays) is not None:
         flux = flux_bounds(formulation, tol)
         cond_flux = flux[1] / flux[0]
     return Conditioning(largest * of_inverse, bpx[1] / bpx[0], (D[1] / D[0]) ** 0.5, C[1] / C[0], cond_flux)
@@ -120,19 +120,20 @@ def flux_bounds(formulation: Formulation, tol: float = 1e-3) -> tuple[float, flo
     """(c, C) with c ‖v‖² ≤ ‖F v‖² ≤ C ‖v‖² for v orthogonal to ker F, F of σ alone, in the norm of H(div)."""
     _check_precision(formulation)
     arrays, device = formulation.frame.arrays, formulation.frame.device
-    if len(arrays.fields) == 1:
+    field = flux_field(arrays)
+    if field is None:
         raise ValueError(f"the formulation {formulation.name} has no flux; use least squares")
-    d, before = arrays.dimension, len(arrays.fields[0].free[-1])
-    weights = np.zeros((len(arrays.volumes), 2 * d + 1))
-    weights[:, d:] = 1.0
-    weights[:, 2 * d] += spreads(arrays.points, arrays.levels[-1].cells) / d**2
+    before = sum(len(f.free[-1]) for f in arrays.fields[: arrays.fields.index(field)])
+    weights = np.zeros((len(arrays.volumes), state_size(arrays)))
+    weights[:, state_slices(arrays)[field.name]] = field.element.norm_weights(arrays.points, arrays.levels[-1].cells)
     scale = torch.as_tensor(weights.ravel(), device=device)
     D, H = formulation.nodal_differential, formulation.frame.H
+    size = len(field.free[-1])
+    after = arrays.nodal_size - before - size
 
     def on_flux(operator: Map) -> Map:
-        return lambda v: operator(torch.nn.functional.pad(v, (before, 0)))[:, before:]
+        return lambda v: operator(torch.nn.functional.pad(v, (before, after)))[:, before : before + size]
 
-    size = arrays.nodal_size - before
     preconditioner, gram = on_flux(lambda v: H(H.T(v))), on_flux(lambda v: D.T(scale * D(v)))
     lower, upper = extreme_eigenvalues(preconditioner, gram, size, device, tol=tol)
     return lower, upper

@@ -12,7 +12,6 @@ import numpy.typing as npt
 import torch
 
 from fem_frames.formulations.formulation import Formulation
-from fem_frames.formulations.least_squares import LeastSquares
 from fem_frames.frame import level_matrices
 from fem_frames.frame.sparse import SparseMatrix
 
@@ -35,26 +34,32 @@ class ExtendedForm:
         """(Nhat,) residual and the loss, for w (Nhat,) and y (p,) in float64."""
         long_w = w.numpy().astype(np.longdouble)
         states = self._differential(long_w) + self._lift
-        if isinstance(self._formulation, LeastSquares):
-            return self._least_squares(self._formulation, states, y)
-        a = self._formulation.C(y).values[:, 0].numpy().astype(np.longdouble)  # type: ignore[attr-defined]
-        flux = (a[:, None] * states.reshape(len(a), -1)).ravel()
-        functional = self._formulation.frame_functional(y)[0].numpy().astype(np.longdouble)
-        offset = np.longdouble(self._formulation.lift_functional(y).sum())
-        return self._transpose(flux) - functional, flux @ states / 2 - functional @ long_w - offset
+        squares = self._formulation.squares(y)
+        if squares is not None:
+            return self._sum_of_squares(*squares, states, y)
+        return self._quadratic(long_w, states, y)
 
-    def _least_squares(
-        self, formulation: LeastSquares, states: Extended, y: torch.Tensor
-    ) -> tuple[Extended, np.longdouble]:
-        R, K = formulation.R(y), len(formulation.frame.arrays.volumes)
-        m = len(states) // K
+    def _quadratic(self, w: Extended, states: Extended, y: torch.Tensor) -> tuple[Extended, np.longdouble]:
+        """Of a density ½ sᵀ C_y s - ℓ_yᵀ s, and a load on the frame."""
+        formulation, K = self._formulation, len(self._formulation.frame.arrays.volumes)
+        m, C = len(states) // K, formulation.C(y)
         unit = torch.eye(m, dtype=torch.float64)
-        columns = [R.cells(unit[i][None, :, None].expand(K, -1, 1))[..., 0] for i in range(m)]
-        blocks = torch.stack(columns, dim=2).numpy().astype(np.longdouble)  # (K, r, m)
-        residuals = np.einsum("krm,km->kr", blocks, states.reshape(K, m))
-        source = formulation.scaled_source(y).expand(K, 1)[:, 0]
-        residuals[:, 0] += source.numpy().astype(np.longdouble)
-        loss = (residuals**2).sum() + np.longdouble(formulation.oscillation(y).sum())
+        columns = [C(unit[i].repeat(K)[None])[0].view(K, m) for i in range(m)]
+        blocks = torch.stack(columns, dim=2).numpy().astype(np.longdouble)  # (K, m, m)
+        flux = np.einsum("kij,kj->ki", blocks, states.reshape(K, m)).ravel()
+        on_states = formulation.state_functional(y)
+        load = np.zeros(K * m, np.longdouble) if on_states is None else _long(on_states[..., 0].reshape(-1))
+        functional = _long(formulation.frame_functional(y)[0])
+        offset = np.longdouble(formulation.lift_functional(y).sum())
+        loss = flux @ states / 2 - load @ states - functional @ w - offset
+        return self._transpose(flux - load) - functional, loss
+
+    def _sum_of_squares(
+        self, R: torch.Tensor, offsets: torch.Tensor, states: Extended, y: torch.Tensor
+    ) -> tuple[Extended, np.longdouble]:
+        blocks, K = _long(R[..., 0]), len(R)  # (K, r, m)
+        residuals = np.einsum("krm,km->kr", blocks, states.reshape(K, -1)) + _long(offsets[..., 0])
+        loss = (residuals**2).sum() + np.longdouble(self._formulation.oscillation(y).sum())
         return self._transpose(np.einsum("krm,kr->km", blocks, residuals).ravel()), loss
 
     def _differential(self, w: Extended) -> Extended:
@@ -72,6 +77,10 @@ class ExtendedForm:
             parts = np.cumsum([before, *(sizes[j] for sizes in self._sizes)])[:-1]
             state, *pieces[j::count] = np.split(_product(self._transposed[j], state), parts)
         return np.concatenate(pieces)
+
+
+def _long(values: torch.Tensor) -> Extended:
+    return values.numpy().astype(np.longdouble)
 
 
 def _product(rows: SparseMatrix, x: Extended) -> Extended:

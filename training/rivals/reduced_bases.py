@@ -27,7 +27,6 @@ from fem_frames.formulations.formulation import Formulation
 from fem_frames.frame import level_matrices
 from fem_frames.frame.solutions import ReferenceSolutions
 from fem_frames.mesh.geometry import Floats
-from fem_frames.problem.coefficients import Affine, ByRegion
 from fem_frames.problem.definition import Problem, whole_number
 from training.losses import free_values
 from training.metrics import CHUNK
@@ -112,22 +111,9 @@ class AffineSystem(NodalSystem):
         return (torch.as_tensor(self.weights(y)) @ torch.as_tensor(self.load_terms)).numpy()
 
 
-def affine_weights(formulation: Formulation) -> Weights | None:
-    """y (B, p) to weights (B, Q), of which A_y and b_y are combinations; None where no few are known."""
-    a = formulation.problem.coefficient
-    if callable(formulation.problem.source):
-        return None
-    if formulation.name == "energy" and type(a) in (ByRegion, Affine):  # linear in a; not so the exp of an expansion
-        return lambda y: np.concatenate([np.ones((len(y), 1)), y], axis=1)
-    if formulation.name == "least-squares" and isinstance(a, ByRegion):  # ‖σ/a - ∇u‖² is quadratic in 1/a
-        used = sorted(set(a.parameter.values()))
-        return lambda y: np.concatenate([np.ones((len(y), 1)), 1 / y[:, used], 1 / y[:, used] ** 2], axis=1)
-    return None
-
-
 def full_system(formulation: Formulation) -> NodalSystem:
     """The system in affine form where it has one."""
-    weights = affine_weights(formulation)
+    weights = formulation.affine_weights()
     return NodalSystem(formulation) if weights is None else AffineSystem(formulation, weights)
 
 
@@ -269,7 +255,7 @@ class ReducedBasis(Method):
 
     def __init__(self, system: NodalSystem, space: PodSpace) -> None:
         self.problem, self.space, self.solves = system.formulation.problem, space, space.solves
-        kind = "Galerkin" if system.formulation.name == "energy" else "least-squares"
+        kind = "Galerkin" if system.formulation.factor == 0.5 else "least-squares"  # of an energy, of squares
         self.name = f"{kind} reduced basis, {space.size} modes"
         self.system, self.V = system, space.modes.T.contiguous()  # (N, n)
         self._with_mean = torch.cat([self.V, space.mean[:, None]], dim=1).numpy()  # (N, n + 1)

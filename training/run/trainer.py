@@ -21,9 +21,9 @@ from fem_frames.formulations.registry import make_formulation
 from fem_frames.frame.solutions import ReferenceSolutions
 from fem_frames.mesh.geometry import Floats
 from fem_frames.messages import either, option
-from fem_frames.operators.checking import NotFiniteError
 from fem_frames.operators.frame import Frame
 from fem_frames.problem.definition import Problem
+from fem_frames.problem.evaluation import NotFiniteError
 from fem_frames.problem.loading import is_file
 from training.configuration import Configuration, Resolved
 from training.metrics import Metrics, evaluate

@@ -1,0 +1,94 @@
+"""The discrete problem: fields with their free and given nodal values, regions, and the load of Neumann data.
+
+`export_frame` makes the frame from it, and `ReferenceSolver` the system that PETSc solves.
+
+N points, K cells of the finest mesh, d dimension.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fem_frames.formulations.registry import formulation_class
+from fem_frames.frame.arrays import FrameArrays
+from fem_frames.frame.elements import Element
+from fem_frames.mesh.geometry import Floats, Ints
+from fem_frames.mesh.hierarchy import MeshHierarchy
+from fem_frames.problem.definition import Problem
+
+
+@dataclass(frozen=True, eq=False)
+class DiscreteField:
+    """The nodal values of one field on every level."""
+
+    name: str
+    element: Element
+    fixed: tuple[npt.NDArray[np.bool_], ...]  # for each level, where nodal values are given
+    lift: tuple[Floats, ...]  # for each level, nodal values that are right there
+
+
+@dataclass(frozen=True, eq=False)
+class Discretisation:
+    """The discrete problem on the finest mesh, its fields on all levels."""
+
+    points: Floats  # (N, d)
+    cells: Ints  # (K, d+1)
+    regions: Ints  # (K,)
+    fields: tuple[DiscreteField, ...]
+    neumann_load: Floats  # (N,) integrals of Neumann data times hats; zero where these data are essential
+
+    @classmethod
+    def from_hierarchy(cls, hierarchy: MeshHierarchy, problem: Problem, formulation: str) -> Discretisation:
+        """The discrete problem on a mesh hierarchy."""
+        kind = formulation_class(formulation)
+        regions = hierarchy.regions(problem)
+        problem.tabulate(hierarchy.centres()[:, None], regions)  # finds unknown region tags and wrong shapes now
+        fields = []
+        for field in kind.fields:
+            data = field.essential(hierarchy, problem)
+            fields.append(DiscreteField(field.name, field.element(hierarchy.dimension), data.fixed, data.lift))
+        load = neumann_load(hierarchy, problem) if kind.neumann_is_load else np.zeros(len(hierarchy.points))
+        return cls(hierarchy.points, hierarchy.finest.cells, regions, tuple(fields), load)
+
+    @classmethod
+    def from_frame(cls, arrays: FrameArrays) -> Discretisation:
+        """The discrete problem that a frame was exported for; needs no DOLFINx and refines nothing."""
+        fields = []
+        for f in arrays.fields:
+            fixed = [np.ones(len(lift), bool) for lift in f.lift]
+            for mask, free in zip(fixed, f.free, strict=True):
+                mask[free] = False
+            fields.append(DiscreteField(f.name, f.element, tuple(fixed), f.lift))
+        return cls(arrays.points, arrays.levels[-1].cells, arrays.regions, tuple(fields), arrays.neumann_load)
+
+
+def neumann_load(hierarchy: MeshHierarchy, problem: Problem) -> Floats:
+    """(N,) integrals of h times the finest hats over the Neumann part."""
+    load = np.zeros(len(hierarchy.points))
+    if problem.neumann_value == 0.0:
+        return load
+    from fem_frames.fenicsx import door
+
+    facets = hierarchy.finest.facets[~hierarchy.dirichlet_facets(problem)[hierarchy.finest.facet_origin]]
+    d = hierarchy.dimension
+    if d == 1:
+        np.add.at(load, facets[:, 0], problem.boundary_values("neumann_value", hierarchy.points[facets[:, 0]]))
+        return load
+    hats, weights = door.barycentric_quadrature(d - 1, problem.quadrature_degree)  # (Q, d), (Q,)
+    corners = hierarchy.points[facets]  # (F, d, d)
+    x = np.einsum("qn,fnd->fqd", hats, corners)
+    h = problem.boundary_values("neumann_value", x.reshape(-1, d)).reshape(x.shape[:2])
+    np.add.at(load, facets, np.einsum("f,q,fq,qn->fn", _areas(corners), weights, h, hats))
+    return load
+
+
+def _areas(corners: Floats) -> Floats:
+    """(F,) lengths or areas of facets with the corners (F, d, d)."""
+    if corners.shape[1] == 2:
+        return np.asarray(np.linalg.norm(corners[:, 1] - corners[:, 0], axis=-1))
+    return np.asarray(
+        np.linalg.norm(np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0]), axis=-1) / 2
+    )

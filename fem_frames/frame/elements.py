@@ -1,0 +1,207 @@
+"""Elements: what a field is on one simplex, and nothing else knows.
+
+**State of a cell.** The Taylor polynomial of a field at the centre of a cell T, times |T|^{1/2}. With this scaling the
+Euclidean norm of all states is a norm in L2, normalised frame functions have states of order one on every level and in
+every dimension, and C_y is free of |T|, so nothing over- or underflows in half precision. The state of a child is the
+Taylor shift of its parent's state, which makes D a recursion over levels.
+
+K cells, L nodal values of a cell, c numbers in the state of a cell, d dimension.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fem_frames.frame.families import FieldLevel, FrameFamily, hat_families
+from fem_frames.mesh.geometry import Floats, Ints
+from fem_frames.mesh.simplices import facet_states, spreads
+
+_ELEMENTS: dict[str, type[Element]] = {}
+
+
+@dataclass(frozen=True)
+class Element(ABC):
+    """A finite element on simplices of one dimension. Users subclass it for elements of their own."""
+
+    dimension: int
+    name: ClassVar[str]
+    """As files of frames have it."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "name" in vars(cls):
+            _ELEMENTS[cls.name] = cls
+
+    @property
+    @abstractmethod
+    def degree(self) -> int:
+        """Dimension of the simplices that carry nodal values: 0 for points, d - 1 for facets."""
+
+    @property
+    @abstractmethod
+    def state_size(self) -> int:
+        """c, how many numbers the state of a cell has."""
+
+    @property
+    @abstractmethod
+    def dolfinx_family(self) -> str:
+        """The name that DOLFINx has for it."""
+
+    @abstractmethod
+    def states(self, points: Floats, cells: Ints, gradients: Floats) -> Floats:
+        """(K, L, c) states of the nodal basis, not scaled; `gradients` (K, d+1, d) are those of the hats."""
+
+    @abstractmethod
+    def shift(self, states: Floats, offset: Floats) -> Floats:
+        """(…, c) states about another centre, which lies at `offset` (…, d) from theirs."""
+
+    @abstractmethod
+    def families(self, field: str, levels: Sequence[FieldLevel]) -> list[FrameFamily]:
+        """The frame functions of a field; the first family is nodal and named like the field."""
+
+    @abstractmethod
+    def tabulate(self, reference: Floats, jacobian: Floats) -> Floats:
+        """(K, Q, L, c) the nodal basis at points (K, Q, d) of the reference cell, by basix; `jacobian` (K, d, d).
+
+        The components are those of a state, at each point instead of the centre.
+        """
+
+    @abstractmethod
+    def norm_weights(self, points: Floats, cells: Ints) -> Floats:
+        """(K, c) weights ω: the frame is normalised in a norm equivalent to (Σ ω state²)^{1/2}, states scaled."""
+
+    def cell_values(self, states: Floats) -> Floats | None:
+        """(…, d) vectors at the centres from states (…, c); None where nodal values are values at points."""
+        return None
+
+
+class P1(Element):
+    """Continuous and linear on cells, with values at points. Its state is the gradient."""
+
+    name = "P1"
+    dolfinx_family = "P"
+
+    @property
+    def degree(self) -> int:
+        return 0
+
+    @property
+    def state_size(self) -> int:
+        return self.dimension
+
+    def states(self, points: Floats, cells: Ints, gradients: Floats) -> Floats:
+        return gradients
+
+    def shift(self, states: Floats, offset: Floats) -> Floats:
+        return states
+
+    def families(self, field: str, levels: Sequence[FieldLevel]) -> list[FrameFamily]:
+        return hat_families(field, levels)
+
+    def tabulate(self, reference: Floats, jacobian: Floats) -> Floats:
+        return _tabulated_hats(reference, jacobian)[1]
+
+    def norm_weights(self, points: Floats, cells: Ints) -> Floats:
+        return np.ones((len(cells), self.state_size))
+
+
+class P1Values(P1):
+    """P1 for equations that need u itself. Its state is the value at the centre, then the gradient."""
+
+    name = "P1 with values"
+
+    @property
+    def state_size(self) -> int:
+        return 1 + self.dimension
+
+    def states(self, points: Floats, cells: Ints, gradients: Floats) -> Floats:
+        values = np.full((*gradients.shape[:2], 1), 1 / (self.dimension + 1))
+        return np.concatenate([values, gradients], axis=2)
+
+    def shift(self, states: Floats, offset: Floats) -> Floats:
+        value = states[..., :1] + (states[..., 1:] * offset).sum(axis=-1, keepdims=True)
+        return np.concatenate([value, states[..., 1:]], axis=-1)
+
+    def tabulate(self, reference: Floats, jacobian: Floats) -> Floats:
+        values, gradients = _tabulated_hats(reference, jacobian)
+        return np.concatenate([values[..., None], gradients], axis=3)
+
+
+class RT0(Element):
+    """Raviart-Thomas of lowest order, with fluxes through facets; P1 in one dimension.
+
+    Its state is the value at the centre, then the divergence q: τ(x) = τ_c + (q/d)(x - x_c).
+    """
+
+    name = "RT0"
+
+    @property
+    def degree(self) -> int:
+        return self.dimension - 1
+
+    @property
+    def state_size(self) -> int:
+        return self.dimension + 1
+
+    @property
+    def dolfinx_family(self) -> str:
+        return "P" if self.dimension == 1 else "RT"
+
+    def states(self, points: Floats, cells: Ints, gradients: Floats) -> Floats:
+        return facet_states(points, cells)
+
+    def shift(self, states: Floats, offset: Floats) -> Floats:
+        d = self.dimension
+        centre, divergence = states[..., :d], states[..., d:]
+        return np.concatenate([centre + divergence * offset / d, divergence], axis=-1)
+
+    def families(self, field: str, levels: Sequence[FieldLevel]) -> list[FrameFamily]:
+        from fem_frames.frame.raviart_thomas import flux_families
+
+        return flux_families(field, levels)
+
+    def tabulate(self, reference: Floats, jacobian: Floats) -> Floats:
+        from fem_frames.fenicsx import door
+
+        (K, Q, d), local = reference.shape, self.dimension + 1
+        values, divergences = door.tabulate_facets(d, reference.reshape(-1, d))
+        determinant = np.linalg.det(jacobian)[:, None, None, None]
+        values = np.einsum("kij,kqnj->kqni", jacobian, values.reshape(K, Q, local, d)) / determinant  # Piola
+        return np.concatenate([values, divergences.reshape(K, Q, local, 1) / determinant], axis=3)
+
+    def norm_weights(self, points: Floats, cells: Ints) -> Floats:
+        """Those of H(div)."""
+        weights = np.ones((len(cells), self.state_size))
+        weights[:, -1] += spreads(points, cells) / self.dimension**2
+        return weights
+
+    def cell_values(self, states: Floats) -> Floats | None:
+        return None if self.dimension == 1 else states[..., : self.dimension]
+
+
+def _tabulated_hats(reference: Floats, jacobian: Floats) -> tuple[Floats, Floats]:
+    """(K, Q, d+1) values and (K, Q, d+1, d) gradients of the hats at points of the reference cell."""
+    from fem_frames.fenicsx import door
+
+    K, Q, d = reference.shape
+    values, derivatives = door.tabulate(d, reference.reshape(-1, d))
+    gradients = np.einsum("kqni,kij->kqnj", derivatives.reshape(K, Q, d + 1, d), np.linalg.inv(jacobian))
+    return values.reshape(K, Q, d + 1), gradients
+
+
+def find_element(name: str, dimension: int) -> Element:
+    """The element of this name, one of the library's or a subclass of `Element` that was imported."""
+    if name not in _ELEMENTS:
+        known = ", ".join(_ELEMENTS)
+        raise ValueError(f"there is no element {name!r}, only {known}: import the module that defines it first")
+    return _ELEMENTS[name](dimension)
+
+
+def unrecorded_element(number: int, dimension: int) -> Element:
+    """The element of field `number` in files that do not name it: u came first, then its flux."""
+    return (P1, RT0)[min(number, 1)](dimension)

@@ -1,0 +1,71 @@
+"""Families of frame functions: on every level, combinations of the nodal basis of a field.
+
+n_j functions of a family on level j, N points, d dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fem_frames.frame.sparse import SparseMatrix
+from fem_frames.mesh.geometry import Floats, Ints
+from fem_frames.mesh.simplices import SimplexMesh
+
+
+@dataclass(frozen=True, eq=False)
+class FieldLevel:
+    """The nodal values of a field on one mesh: which of them are given."""
+
+    mesh: SimplexMesh
+    fixed: npt.NDArray[np.bool_]  # (simplices that carry nodal values,)
+
+    @property
+    def free(self) -> Ints:
+        return np.flatnonzero(~self.fixed)
+
+
+@dataclass(frozen=True, eq=False)
+class FrameFamily:
+    """Functions on every level, as combinations of the nodal basis of that level: columns are simplices of the field.
+
+    A nodal family, named like its field, has one entry per function: its normalisation. Others, such as the curls of
+    Raviart-Thomas elements, may have several, and on the first level functions that belong to no simplex.
+    """
+
+    name: str
+    field: str
+    degree: int
+    """Dimension of the simplices that the functions belong to."""
+    free: tuple[Ints, ...]  # for each level, these simplices, in the order of the functions
+    functions: tuple[SparseMatrix, ...]  # for each level (n_j, simplices of the field)
+
+    @property
+    def scale(self) -> tuple[Floats, ...]:
+        """Of a nodal family, for each level (n_j,) the normalisation of its functions."""
+        return tuple(functions.weights for functions in self.functions)
+
+    @property
+    def level_sizes(self) -> tuple[int, ...]:
+        return tuple(functions.shape[0] for functions in self.functions)
+
+
+def hat_families(field: str, levels: Sequence[FieldLevel]) -> list[FrameFamily]:
+    """Hats of the free points of every level, normalised in H1. See "Multilevel frames" in the paper."""
+    functions = []
+    for level in levels:
+        free, count = level.free, len(level.mesh.points)
+        scale = 1 / hat_norms(level.mesh)[free]
+        functions.append(SparseMatrix.from_entries(np.arange(len(free)), free, scale, (len(free), count)))
+    return [FrameFamily(field, field, 0, tuple(level.free for level in levels), tuple(functions))]
+
+
+def hat_norms(mesh: SimplexMesh) -> Floats:
+    """(N,) full H1 norms of the nodal hats."""
+    d, (gradients, volumes) = mesh.dimension, mesh.hats
+    # float64: these norms underflow in half precision
+    square = volumes[:, None] * (2 / ((d + 1) * (d + 2)) + (gradients**2).sum(axis=-1))  # (K, d+1)
+    return np.sqrt(np.bincount(mesh.cells.ravel(), weights=square.ravel(), minlength=len(mesh.points)))

@@ -1,0 +1,52 @@
+"""The fields of a formulation: their elements, and the boundary data that are essential for them.
+
+N points, F facets of a mesh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fem_frames.frame.elements import Element
+from fem_frames.mesh.geometry import Floats
+from fem_frames.mesh.hierarchy import MeshHierarchy
+from fem_frames.problem.definition import Problem
+
+
+@dataclass(frozen=True, eq=False)
+class EssentialData:
+    """On every level, where the nodal values of a field are given, and nodal values that are right there."""
+
+    fixed: tuple[npt.NDArray[np.bool_], ...]  # for each level, of all simplices that carry nodal values
+    lift: tuple[Floats, ...]  # the same
+
+
+def dirichlet_values(hierarchy: MeshHierarchy, problem: Problem) -> EssentialData:
+    """u is given on the Dirichlet part of the boundary, at points."""
+    fixed = hierarchy.fixed_points(problem)
+    lift = np.zeros(len(hierarchy.points))
+    if problem.dirichlet_value != 0.0:
+        # Interpolated everywhere, not only on the boundary: a smooth lift loses no digits in half precision.
+        lift = problem.boundary_values("dirichlet_value", hierarchy.points).copy()
+    return EssentialData(fixed, tuple(lift[: len(mask)].copy() for mask in fixed))
+
+
+def neumann_fluxes(hierarchy: MeshHierarchy, problem: Problem) -> EssentialData:
+    """σ·n is given where u is not, through facets."""
+    from fem_frames.frame.raviart_thomas import given_fluxes
+
+    return given_fluxes(hierarchy, problem)
+
+
+@dataclass(frozen=True)
+class Field:
+    """An unknown function of a formulation: `Field("u", P1)`, or `Field("sigma", RT0, neumann_fluxes)`."""
+
+    name: str
+    element: type[Element]
+    essential: Callable[[MeshHierarchy, Problem], EssentialData] = dirichlet_values
+    """Boundary data that the field itself has to take; all others enter the loss."""

@@ -1,0 +1,123 @@
+"""Checks of frames: that arrays from a file, or made by hand, fit each other before anything is built from them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fem_frames.mesh.geometry import Ints
+
+if TYPE_CHECKING:
+    from fem_frames.frame.arrays import FrameArrays
+
+WHOLE = ("cells", "ends", "free", "regions", "starts", "columns")
+"""Arrays of whole numbers; the others are in float64."""
+
+
+def check_frame(frame: FrameArrays) -> None:
+    """A ValueError unless all arrays of a frame fit each other."""
+    if not isinstance(frame.formulation, str):
+        raise ValueError(f"formulation is {frame.formulation!r}; a name is expected")
+    if not isinstance(frame.first_level, int) or frame.first_level < 0:
+        raise ValueError(f"first_level is {frame.first_level!r}; a whole number is expected")
+    if not frame.levels or not frame.fields or not frame.families or frame.points.ndim != 2:
+        raise ValueError("a frame needs points (N, d), at least one level, one field and one family")
+    names = [f.name for f in frame.fields]
+    if len(set(names)) < len(names):
+        raise ValueError(f"two fields are called {max(names, key=names.count)}")
+    for name, array in frame.flat().items():
+        if array.dtype != (np.int64 if name.rpartition(".")[2].rstrip("0123456789") in WHOLE else np.float64):
+            raise ValueError(f"{name} has dtype {array.dtype}")
+        if array.dtype == np.float64 and not np.isfinite(array).all():
+            raise ValueError(f"{name} has values that are not finite")
+    d, K, Q = frame.dimension, len(frame.levels[-1].cells), len(frame.rule_weights)
+    if d not in (1, 2, 3) or any(f.element.dimension != d for f in frame.fields):
+        raise ValueError(f"points have dimension {d}, which is not that of the elements")
+    if K == 0 or not (frame.volumes > 0).all():
+        raise ValueError("some cells have no volume, or there are no cells")
+    shapes = {
+        "rule_weights": (Q,),
+        "volumes": (K,),
+        "centres": (K, d),
+        "regions": (K,),
+        "rule_points": (Q, d + 1),
+        "neumann_load": (len(frame.points),),
+    }
+    for j, level in enumerate(frame.levels):
+        cells = K >> (d * (len(frame.levels) - 1 - j))
+        shapes |= {f"level{j}.cells": (cells, d + 1), f"level{j}.gradients": (cells, d + 1, d)}
+        shapes[f"level{j}.ends"] = (len(level.ends), 2)
+    flat = frame.flat()
+    for name, shape in shapes.items():
+        if flat[name].shape != shape:
+            raise ValueError(f"{name} has shape {flat[name].shape}, expected {shape}")
+    for j, level in enumerate(frame.levels):
+        count, before = frame.point_count(j), frame.point_count(j - 1) if j else len(frame.points)
+        for name, table, bound in (("cells", level.cells, count), ("ends", level.ends, before)):
+            _check_references(table, bound, f"{name} of level {frame.first_level + j}")
+        if level.cells.max() + 1 != count:
+            raise ValueError(f"level {frame.first_level + j} has {count} points, its cells {level.cells.max() + 1}")
+    _check_functions(frame)
+
+
+def _check_functions(frame: FrameArrays) -> None:
+    """Fields and families have tables for all levels, which refer to simplices that are there."""
+    count, degrees = len(frame.levels), {f.name: f.degree for f in frame.fields}
+    names = [f.name for f in frame.families]
+    if names[: len(degrees)] != list(degrees) or len(set(names)) < len(names):
+        raise ValueError(f"families are {', '.join(names)}; one of each field is expected, and others after these")
+    tables = [(f.name, f.degree, len(f.free), len(f.lift)) for f in frame.fields]
+    tables += [(f.name, f.degree, len(f.free), len(f.functions)) for f in frame.families]
+    for name, degree, *sizes in tables:
+        if sizes != [count, count]:
+            raise ValueError(f"{name} has {sizes[0]} and {sizes[1]} tables for {count} levels")
+        if not 0 <= degree < frame.dimension:
+            raise ValueError(f"{name} has degree {degree} in dimension {frame.dimension}")
+    for j in range(count):
+        where = f"of level {frame.first_level + j}"
+        for f in frame.fields:
+            size = len(frame.simplices(j, f.degree)[0])
+            _check_references(f.free[j], size, f"{f.name}.free {where}")
+            if f.lift[j].shape != (size,):
+                raise ValueError(f"{f.name}.lift {where} has shape {f.lift[j].shape}, expected {(size,)}")
+        for family in frame.families:
+            if family.field not in degrees:
+                raise ValueError(f"family {family.name} is one of {family.field}, which is no field")
+            rows, size = family.functions[j], len(frame.simplices(j, degrees[family.field])[0])
+            _check_references(family.free[j], len(frame.simplices(j, family.degree)[0]), f"{family.name} {where}")
+            _check_references(rows.columns, size, f"{family.name} {where}")
+            whole = (rows.shape[0] + 1,), rows.columns.shape
+            if (rows.starts.shape, rows.weights.shape) != whole or rows.shape[1] != size:
+                raise ValueError(f"the functions of {family.name} {where} have arrays that do not fit each other")
+            steps = np.diff(rows.starts)
+            if rows.starts[0] != 0 or rows.starts[-1] != rows.columns.size or (steps < 0).any():
+                raise ValueError(f"the functions of {family.name} {where} do not follow each other")
+            nodal = len(family.free[j]) == len(steps) and (steps == 1).all() and (rows.weights > 0).all()
+            if family.name == family.field and not nodal:
+                raise ValueError(f"{family.name} {where} is nodal, but its functions are not")
+
+
+def _check_references(table: Ints, bound: int, name: str) -> None:
+    if table.size and not 0 <= table.min() <= table.max() < bound:
+        raise ValueError(f"{name} refers to points that are not there")
+
+
+def check_record(record: Any) -> None:
+    """A ValueError unless all has the type that `save` gave it."""
+    counts = {"levels": (1, 64), "first_level": (0, 64)}
+    for name, (least, most) in counts.items():
+        value = record[name]
+        if type(value) is not int or not least <= value <= most:
+            raise ValueError(f"{name} is {value!r}; a whole number from {least} to {most} is expected")
+    fits = all(type(name) is str and type(degree) is int for name, degree in record["fields"])
+    for name, of, degree, shapes in record["families"]:
+        fits &= type(name) is str and type(of) is str and type(degree) is int and len(shapes) == record["levels"]
+        fits &= all(len(shape) == 2 and all(type(n) is int and n >= 0 for n in shape) for shape in shapes)
+    elements = record.get("elements", [""] * len(record["fields"]))  # files of earlier versions have none
+    fits &= isinstance(elements, list) and len(elements) == len(record["fields"])
+    fits &= all(type(name) is str for name in elements)
+    made = record["record"]
+    fits &= isinstance(made, dict) and isinstance(made.get("options", {}), dict)
+    if not fits:
+        raise ValueError("fields, families or the record have other types than a frame's")
