@@ -22,14 +22,14 @@ from fem_frames import Frame, FrameArrays, make_formulation, make_problem
 from fem_frames.commands.info import collect
 from fem_frames.files import written_whole
 from fem_frames.problem.loading import recorded_problem
-from fem_frames.studies.levels import kept_frame
+from fem_frames.studies.levels import cached_frame
 from fem_frames.studies.solution_plots import COLORS, save
 from training.losses import free_values
 from training.metrics import evaluate, query_seconds, reference_solutions
 from training.net_outputs import frame_coefficients
 from training.rivals.reduced_bases import (
-    MethodAnswers,
     PodSpace,
+    RivalAnswers,
     Snapshots,
     direct_solves,
     full_system,
@@ -112,7 +112,7 @@ class Comparison:
         """The frame from a file, from a run, or by DOLFINx."""
         given = [found[self.name][0] for found in (frames, runs) if self.name in found]
         formulation, default = CASES[self.name]
-        arrays = given[0] if given else kept_frame(make_problem(self.name), arguments.levels or default, formulation)
+        arrays = given[0] if given else cached_frame(make_problem(self.name), arguments.levels or default, formulation)
         wanted = (arguments.levels or arrays.finest_level, arrays.record.get("options"))
         if any((a.finest_level, a.record.get("options")) != wanted for a in (arrays, *given)):
             parser.error(f"--levels, --frame and --run for {self.name} differ: give those of one mesh and problem")
@@ -143,7 +143,7 @@ class Comparison:
         return errors
 
     def measure_method(self, method, offline_s):
-        return self.measure(method.name, method.solves, offline_s, MethodAnswers(self.exact, method))
+        return self.measure(method.name, method.solves, offline_s, RivalAnswers(self.exact, method))
 
     def measure_run(self):
         """A row for the surrogate of a run, if there is one."""

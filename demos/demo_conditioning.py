@@ -18,7 +18,7 @@ from fem_frames import Frame, make_formulation, make_problem, solve
 from fem_frames.studies.conditioning import condition_rows
 from fem_frames.studies.efficiency import efficiency_rows
 from fem_frames.studies.iterations import iteration_rows
-from fem_frames.studies.levels import kept_frame, nominal_parameters
+from fem_frames.studies.levels import cached_frame, nominal_parameters
 
 parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
 parser.add_argument("--out", type=Path, default=Path("results"), help="folder for the picture; default: results")
@@ -32,7 +32,7 @@ J = arguments.levels
 
 def frame_arrays(name, levels, formulation, first_level=None):
     problem = make_problem(name)
-    return problem, kept_frame(problem, levels, formulation, first_level, arguments.frames)
+    return problem, cached_frame(problem, levels, formulation, first_level, arguments.frames)
 
 
 # ---- 1. The paper's example in one dimension, by hand --------------------------------------------------

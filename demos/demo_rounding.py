@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 
 from fem_frames import make_problem
-from fem_frames.studies.levels import kept_frame
+from fem_frames.studies.levels import cached_frame
 from fem_frames.studies.plots import ROUTE_STYLES
 from fem_frames.studies.rounding import rounding_rows
 
@@ -29,7 +29,7 @@ DTYPES = ("float16", "float32", "float64")
 
 def frame_arrays(name, levels, formulation):
     problem = make_problem(name)
-    return problem, kept_frame(problem, levels, formulation, None, arguments.frames)
+    return problem, cached_frame(problem, levels, formulation, None, arguments.frames)
 
 
 # ---- 1. Errors near the solution -----------------------------------------------------------------------

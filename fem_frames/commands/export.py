@@ -1,4 +1,4 @@
-"""`fem-frames export`: the multilevel frame of a problem as arrays, and as sparse matrices."""
+"""`fem-frames export`: writes the multilevel frame of a problem as arrays and as sparse matrices."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def add(subparsers: Any) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="where the arrays go")
     parser.add_argument("--sparse", type=Path, metavar="FOLDER", help="where the sparse matrices go")
     parser.add_argument("--degree", type=int, help="quadrature degree of the sparse D; default: the problem's")
-    parser.add_argument("--force", action="store_true", help="replace files that are there")
+    parser.add_argument("--force", action="store_true", help="replace existing files")
 
 
 def run(parsed: argparse.Namespace) -> None:
@@ -36,7 +36,7 @@ def run(parsed: argparse.Namespace) -> None:
 
     start = time.perf_counter()
     problem = problem_of(parsed)
-    if MPI.COMM_WORLD.size > 1:  # a distributed mesh takes all ranks, what comes after it one
+    if MPI.COMM_WORLD.size > 1:  # all ranks gather a distributed mesh; one rank does the rest
         problem = replace(problem, mesh=coarse_mesh(problem.mesh))
         if MPI.COMM_WORLD.rank > 0:
             return
@@ -45,7 +45,7 @@ def run(parsed: argparse.Namespace) -> None:
     if not 1 <= degree <= 30:
         raise ValueError(f"--degree is {degree}; give 1 to 30")
     if parsed.degree is not None and parsed.sparse is None:
-        raise ValueError("--degree is that of the sparse D: give --sparse too")
+        raise ValueError("--degree is for the sparse D: give --sparse too")
     for place in (parsed.out, parsed.sparse):
         if place is not None:
             check_new(place, parsed.force)
@@ -79,7 +79,7 @@ def run(parsed: argparse.Namespace) -> None:
 
 
 def write_sparse(arrays: Any, degree: int, folder: Path) -> None:
-    """D.npz, H.npz, P_FAMILY_LEVEL.npz by SciPy; C.npz with weights, points and regions of the quadrature."""
+    """Writes D.npz, H.npz, P_FAMILY_LEVEL.npz with SciPy, and C.npz with quadrature weights, points and regions."""
     import numpy as np
     from scipy import sparse
 
@@ -95,10 +95,10 @@ def write_sparse(arrays: Any, degree: int, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
     except OSError as error:
         raise ValueError(f"cannot make the folder {folder}: {error.strerror}") from error
-    for old in folder.glob("P_*_[0-9][0-9].npz"):  # of an export with more levels
+    for old in folder.glob("P_*_[0-9][0-9].npz"):  # left by an export with more levels
         old.unlink()
     for name, matrix in made.items():
         with written_whole(folder / f"{name}.npz") as file:
-            sparse.save_npz(file, sparse.csr_matrix(matrix))  # a matrix: older SciPy cannot load arrays
+            sparse.save_npz(file, sparse.csr_matrix(matrix))  # older SciPy can load only matrices, not sparse arrays
     with written_whole(folder / "C.npz") as file:
         np.savez_compressed(file, weights=data.weights, points=data.points, regions=data.regions)
