@@ -30,7 +30,6 @@ def add(subparsers: Any) -> None:
 def run(parsed: argparse.Namespace) -> None:
     from fem_frames.fenicsx.door import MPI
     from fem_frames.fenicsx.refinement import coarse_mesh
-    from fem_frames.files import check_new, check_writable
     from fem_frames.frame.export import export_frame
     from fem_frames.mesh.hierarchy import MeshHierarchy
 
@@ -42,20 +41,7 @@ def run(parsed: argparse.Namespace) -> None:
             return
     problem.check_levels(parsed.levels)
     degree = problem.quadrature_degree if parsed.degree is None else parsed.degree
-    if not 1 <= degree <= 30:
-        raise ValueError(f"--degree is {degree}; give 1 to 30")
-    if parsed.degree is not None and parsed.sparse is None:
-        raise ValueError("--degree is for the sparse D: give --sparse too")
-    for place in (parsed.out, parsed.sparse):
-        if place is not None:
-            check_new(place, parsed.force)
-    check_writable(parsed.out)
-    if parsed.sparse is not None:
-        if parsed.sparse.resolve() == parsed.out.resolve():
-            raise ValueError(f"--out and --sparse are both {parsed.out}; the one is a file, the other a folder")
-        if parsed.sparse.is_file():
-            raise ValueError(f"{parsed.sparse} is a file; --sparse needs a folder")
-        check_writable(parsed.sparse / "D.npz" if parsed.sparse.is_dir() else parsed.sparse)
+    _check_places(parsed, degree)
     hierarchy = MeshHierarchy.from_problem(problem, parsed.levels)
     arrays = export_frame(hierarchy, problem, parsed.formulation, parsed.first_level)
     seconds = time.perf_counter() - start
@@ -76,6 +62,25 @@ def run(parsed: argparse.Namespace) -> None:
         "out": str(parsed.out),
     }
     show(record | ({"sparse": str(parsed.sparse)} if parsed.sparse else {}), parsed.json)
+
+
+def _check_places(parsed: argparse.Namespace, degree: int) -> None:
+    from fem_frames.files import check_new, check_writable
+
+    if not 1 <= degree <= 30:
+        raise ValueError(f"--degree is {degree}; give 1 to 30")
+    if parsed.degree is not None and parsed.sparse is None:
+        raise ValueError("--degree is for the sparse D: give --sparse too")
+    for place in (parsed.out, parsed.sparse):
+        if place is not None:
+            check_new(place, parsed.force)
+    check_writable(parsed.out)
+    if parsed.sparse is not None:
+        if parsed.sparse.resolve() == parsed.out.resolve():
+            raise ValueError(f"--out and --sparse are both {parsed.out}; the one is a file, the other a folder")
+        if parsed.sparse.is_file():
+            raise ValueError(f"{parsed.sparse} is a file; --sparse needs a folder")
+        check_writable(parsed.sparse / "D.npz" if parsed.sparse.is_dir() else parsed.sparse)
 
 
 def write_sparse(arrays: Any, degree: int, folder: Path) -> None:

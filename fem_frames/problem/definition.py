@@ -28,9 +28,6 @@ LEVEL_LIMIT = 60
 REFINEMENTS = ("red", "dolfinx")
 
 
-# ---- the problem ----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class Problem:
     """−div(a_y ∇u) = f_y in the domain, u = g on its Dirichlet part, a_y ∂u/∂n = h on the rest."""
@@ -62,48 +59,8 @@ class Problem:
     """The arguments of `make_problem`, for the record."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.dirichlet, str) and self.dirichlet != "all":
-            raise ValueError(f"dirichlet is {self.dirichlet!r}; give 'all', facet tags, or a function of x")
-        if not isinstance(self.dirichlet, str) and not callable(self.dirichlet):
-            tags = np.atleast_1d(
-                np.asarray(list(self.dirichlet) if isinstance(self.dirichlet, set) else self.dirichlet)
-            )
-            if not np.issubdtype(tags.dtype, np.integer):
-                raise ValueError(
-                    f"dirichlet is {self.dirichlet!r}; give 'all', at least one facet tag, (1, 2), or a function of x"
-                )
-            object.__setattr__(self, "dirichlet", tuple(int(tag) for tag in tags))
-        for name in ("dirichlet_value", "neumann_value", "source"):
-            if not callable(getattr(self, name)) and not isinstance(getattr(self, name), numbers_of.Real):
-                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be a number or a function")
-        if self.regions is not None and not callable(self.regions):
-            raise ValueError(f"regions is {self.regions!r}; give a function of x, or None for the tags of the mesh")
-        if isinstance(self.dirichlet, str) and (callable(self.neumann_value) or self.neumann_value != 0):
-            raise ValueError(
-                "neumann_value is given, but u is given on all of the boundary: choose a part of it as dirichlet"
-            )
-        try:
-            json.dumps(dict(self.options))
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"the problem's options cannot be recorded as JSON: {error}") from error
-        if not (hasattr(self.coefficient, "tabulate") and hasattr(self.coefficient, "evaluate")):
-            raise ValueError(
-                "the coefficient must be a ByRegion, Affine, ExpAffine or Pointwise; wrap a function: Pointwise(f)"
-            )
-        if not isinstance(self.parameters, Uniform | Gaussian):
-            raise ValueError("parameters must be a Uniform box or Gaussian")
-        if isinstance(self.coefficient, ByRegion):
-            highest = max(self.coefficient.parameter.values(), default=-1)
-            if highest >= self.parameters.dimension:
-                raise ValueError(
-                    f"the coefficient uses parameter {highest}, but there are p = {self.parameters.dimension}"
-                )
-        if self.refinement not in REFINEMENTS:
-            raise ValueError(f"refinement is {self.refinement!r}; choose from {', '.join(REFINEMENTS)}")
-        for name, least in (("quadrature_degree", 2), ("first_level", 0), ("resolved_from", 0)):
-            object.__setattr__(self, name, whole_number(getattr(self, name), name, least))
-        if self.quadrature_degree > 30:
-            raise ValueError(f"quadrature_degree is {self.quadrature_degree}; at most 30 is supported")
+        _check_boundary(self)
+        _check_data(self)
 
     def check_levels(self, levels: int) -> int:
         """The number of refinements as int, or a ValueError that says what is wrong with it."""
@@ -201,3 +158,53 @@ class Problem:
         if not np.isfinite(values).all():
             raise ValueError(f"{name} is not finite at x = {points[~np.isfinite(values)][0].tolist()}")
         return values
+
+
+def _check_boundary(problem: Problem) -> None:
+    """Raises a ValueError for bad boundary data; turns facet tags into a tuple of int."""
+    if isinstance(problem.dirichlet, str) and problem.dirichlet != "all":
+        raise ValueError(f"dirichlet is {problem.dirichlet!r}; give 'all', facet tags, or a function of x")
+    if not isinstance(problem.dirichlet, str) and not callable(problem.dirichlet):
+        tags = np.atleast_1d(
+            np.asarray(list(problem.dirichlet) if isinstance(problem.dirichlet, set) else problem.dirichlet)
+        )
+        if not np.issubdtype(tags.dtype, np.integer):
+            raise ValueError(
+                f"dirichlet is {problem.dirichlet!r}; give 'all', at least one facet tag, (1, 2), or a function of x"
+            )
+        object.__setattr__(problem, "dirichlet", tuple(int(tag) for tag in tags))
+    for name in ("dirichlet_value", "neumann_value", "source"):
+        if not callable(getattr(problem, name)) and not isinstance(getattr(problem, name), numbers_of.Real):
+            raise ValueError(f"{name} is {getattr(problem, name)!r}; it must be a number or a function")
+    if problem.regions is not None and not callable(problem.regions):
+        raise ValueError(f"regions is {problem.regions!r}; give a function of x, or None for the tags of the mesh")
+    if isinstance(problem.dirichlet, str) and (callable(problem.neumann_value) or problem.neumann_value != 0):
+        raise ValueError(
+            "neumann_value is given, but u is given on all of the boundary: choose a part of it as dirichlet"
+        )
+
+
+def _check_data(problem: Problem) -> None:
+    """Raises a ValueError for a bad coefficient, parameters or options; turns numbers into int."""
+    try:
+        json.dumps(dict(problem.options))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"the problem's options cannot be recorded as JSON: {error}") from error
+    if not (hasattr(problem.coefficient, "tabulate") and hasattr(problem.coefficient, "evaluate")):
+        raise ValueError(
+            "the coefficient must be a ByRegion, Affine, ExpAffine or Pointwise; wrap a function: Pointwise(f)"
+        )
+    if not isinstance(problem.parameters, Uniform | Gaussian):
+        raise ValueError("parameters must be a Uniform box or Gaussian")
+    if isinstance(problem.coefficient, ByRegion):
+        highest = max(problem.coefficient.parameter.values(), default=-1)
+        if highest >= problem.parameters.dimension:
+            raise ValueError(
+                f"the coefficient uses parameter {highest}, but there are p = {problem.parameters.dimension}"
+            )
+    if problem.refinement not in REFINEMENTS:
+        raise ValueError(f"refinement is {problem.refinement!r}; choose from {', '.join(REFINEMENTS)}")
+    for name, least in (("quadrature_degree", 2), ("first_level", 0), ("resolved_from", 0)):
+        object.__setattr__(problem, name, whole_number(getattr(problem, name), name, least))
+    if problem.quadrature_degree > 30:
+        raise ValueError(f"quadrature_degree is {problem.quadrature_degree}; at most 30 is supported")

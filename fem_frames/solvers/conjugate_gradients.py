@@ -124,13 +124,7 @@ def solve(
     """
     y = formulation.check_parameters(y)
     max_iterations = whole_number(max_iterations, "max_iterations")
-    if not isinstance(tol, float | int) or not 0 < tol < 1:
-        raise ValueError(f"tol is {tol}; give a relative residual between 0 and 1")
-    wide = formulation.frame.dtype if refine is None else check_dtype(refine)
-    if torch.finfo(wide).eps > torch.finfo(formulation.frame.dtype).eps:
-        raise ValueError(
-            f"refining {formulation.frame.dtype} in {wide} would lose digits: use refine='float64' or None"
-        )
+    wide = _check_accuracy(formulation.frame.dtype, tol, refine)
     exact = formulation if wide == formulation.frame.dtype else formulation.to(wide)
     y_exact, low = y.to(wide), formulation.stable(y)
     load = exact.load(y_exact)
@@ -165,6 +159,16 @@ def solve(
                 Solution(w, iterations, relative, refinements),
             )
     return Solution(w, iterations, relative, refinements)
+
+
+def _check_accuracy(dtype: torch.dtype, tol: float, refine: torch.dtype | str | None) -> torch.dtype:
+    """The dtype of the refinement, or a ValueError for a bad tolerance or a narrower dtype."""
+    if not isinstance(tol, float | int) or not 0 < tol < 1:
+        raise ValueError(f"tol is {tol}; give a relative residual between 0 and 1")
+    wide = dtype if refine is None else check_dtype(refine)
+    if torch.finfo(wide).eps > torch.finfo(dtype).eps:
+        raise ValueError(f"refining {dtype} in {wide} would lose digits: use refine='float64' or None")
+    return wide
 
 
 def _relative(r: Tensor, size: Tensor) -> Tensor:
