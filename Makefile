@@ -1,5 +1,5 @@
-# make demo and make test do all the set-up they need; see README.md.
-#   TORCH=cuda   pip's CUDA build of torch          PYTHON=…   a certain Python that imports DOLFINx
+# make demo and make test do their own set-up; see README.md.
+#   TORCH=cuda   pip's CUDA build of torch          PYTHON=…   a Python that imports DOLFINx
 #   RANKS=3      MPI ranks of `make test-mpi`       PYTEST=…   more arguments for pytest
 TORCH ?= cpu
 RANKS ?= 2
@@ -7,13 +7,13 @@ PYTEST ?=
 ready := .venv/ready-$(TORCH)
 bin := .venv/bin
 
-# Open MPI refuses root and more ranks than cores unless told; other MPIs ignore these.
+# Open MPI refuses to run as root, or with more ranks than cores, unless told to; other MPIs ignore these variables.
 export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 export OMPI_MCA_rmaps_base_oversubscribe := 1
 export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
 export OMPI_MCA_mpi_yield_when_idle := 1
-# Reference solves are parallel by MPI: threads underneath would only fight each other.
+# MPI already parallelises the reference solves: threads on top would only compete.
 test test-serial test-mpi: export OMP_NUM_THREADS := 1
 
 .PHONY: demo test test-serial test-mpi lint clean help

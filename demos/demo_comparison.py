@@ -3,10 +3,10 @@
     python demos/demo_comparison.py [--out FOLDER] [--problem quarters] [--levels J] [--run RUN] [--frame FILE.npz]
 
 Two problems: `quarters` in one dimension as first-order least squares, where the coefficient is piecewise constant and
-few numbers decide on the solution; and `inclusion`, the energy on the unit square, where a disk moves. Compared are a
-solve for every y, a reduced basis, polynomial chaos, a small net for the coefficients of POD modes, and with --run the
-surrogate that `fem-frames train` made. All numbers go to comparison.json. With --frame, a file written by `fem-frames
-export`, or with the frame of a run, no DOLFINx is needed. A query gives the values of all fields at all points.
+few numbers determine the solution; and `inclusion`, the energy on the unit square, where a disk moves. The demo
+compares a solve for every y, a reduced basis, polynomial chaos, a small net for the coefficients of POD modes, and
+with --run the surrogate of `fem-frames train`. All numbers go to comparison.json. With --frame, a file written by
+`fem-frames export`, or with the frame of a run, no DOLFINx is needed. A query gives all fields at all points.
 """
 
 import argparse
@@ -22,14 +22,14 @@ from fem_frames import Frame, FrameArrays, make_formulation, make_problem
 from fem_frames.commands.info import collect
 from fem_frames.files import written_whole
 from fem_frames.problem.loading import recorded_problem
-from fem_frames.studies.levels import kept_frame
+from fem_frames.studies.levels import cached_frame
 from fem_frames.studies.solution_plots import COLORS, save
 from training.losses import free_values
 from training.metrics import evaluate, query_seconds, reference_solutions
 from training.net_outputs import frame_coefficients
 from training.rivals.reduced_bases import (
-    MethodAnswers,
     PodSpace,
+    RivalAnswers,
     Snapshots,
     direct_solves,
     full_system,
@@ -42,12 +42,12 @@ from training.surrogate import Surrogate
 CASES = {"quarters": ("least-squares", 10), "inclusion": ("energy", 6)}  # formulation, levels
 
 parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-parser.add_argument("--out", type=Path, default=Path("results"), help="folder for what comes out; default: results")
+parser.add_argument("--out", type=Path, default=Path("results"), help="folder for the results; default: results")
 parser.add_argument("--problem", action="append", choices=CASES, help="one of the two; default: both")
 parser.add_argument("--levels", type=int, metavar="J", help="refinements; default: 10 for quarters, 6 for inclusion")
 parser.add_argument("--samples", type=int, default=1000, metavar="S", help="solves to learn from; default: 1000")
 parser.add_argument("--test-samples", type=int, default=200, metavar="B", help="new samples; default: 200")
-parser.add_argument("--seed", type=int, default=0, help="of all samples and of the small nets; default: 0")
+parser.add_argument("--seed", type=int, default=0, help="seed of all samples and of the small nets; default: 0")
 parser.add_argument("--run", type=Path, action="append", default=[], help="folder of a trained surrogate; repeatable")
 parser.add_argument("--frame", type=Path, action="append", default=[], help="file of an exported frame; repeatable")
 parser.add_argument("--fast", action="store_true", help="coarse meshes, few samples, short training: a few seconds")
@@ -56,9 +56,9 @@ if arguments.fast:
     CASES = {"quarters": ("least-squares", 5), "inclusion": ("energy", 4)}
     arguments.samples, arguments.test_samples = min(arguments.samples, 160), min(arguments.test_samples, 16)
 if arguments.samples < 100 or arguments.test_samples < 1 or arguments.seed < 0:
-    parser.error("what is compared here needs at least --samples 100 and --test-samples 1, and no negative --seed")
+    parser.error("this comparison needs at least --samples 100 and --test-samples 1, and no negative --seed")
 if arguments.levels is not None and arguments.levels < 4:
-    parser.error(f"--levels is {arguments.levels}; what is shown here needs at least 4")
+    parser.error(f"--levels is {arguments.levels}; this comparison needs at least 4")
 try:
     arguments.out.mkdir(parents=True, exist_ok=True)
 except OSError as error:
@@ -66,12 +66,12 @@ except OSError as error:
 
 
 def by_problem(found, option):
-    """What was loaded, by the problem it was made for."""
+    """What was loaded, by the name of its problem."""
     names = [arrays.record.get("problem") for arrays, _ in found]
     for (arrays, made), name in zip(found, names, strict=True):
         if name not in CASES or arrays.formulation != CASES[name][0] or names.count(name) > 1:
             parser.error(
-                f"{option} {made}: one each is taken for quarters with least-squares and for inclusion with energy, "
+                f"{option} {made}: give one each for quarters with least-squares and for inclusion with energy, "
                 f"this is {name} with {arrays.formulation}"
             )
     return dict(zip(names, found, strict=True))
@@ -92,11 +92,11 @@ class Comparison:
         self.name, seed = name, arguments.seed
         self.arrays = self._arrays()
         if self.arrays.finest_level < 4:
-            parser.error(f"{name} has {self.arrays.finest_level} levels; what is shown here needs at least 4")
+            parser.error(f"{name} has {self.arrays.finest_level} levels; this comparison needs at least 4")
         self.problem = recorded_problem(self.arrays.record)
         self.exact = make_formulation(Frame.from_arrays(self.arrays, "float64"), self.problem)
         parameters = self.problem.parameters
-        # Three seeds that never meet: to learn from, to test with, to measure times with.
+        # Three disjoint sets of samples: for learning, for testing, for measuring times.
         self.reference = reference_solutions(self.exact, parameters.sample(arguments.test_samples, [seed, 1]))
         self.queries = parameters.sample(128 if arguments.fast else 2000, [seed, 2])
         self.system, self.system_s = timed(full_system, self.exact)
@@ -109,22 +109,22 @@ class Comparison:
         print(f" {'MRE':>8} {'H1 error':>9}")
 
     def _arrays(self):
-        """The frame from a file, from a run, or by DOLFINx."""
+        """The frame from a file, from a run, or made by DOLFINx."""
         given = [found[self.name][0] for found in (frames, runs) if self.name in found]
         formulation, default = CASES[self.name]
-        arrays = given[0] if given else kept_frame(make_problem(self.name), arguments.levels or default, formulation)
+        arrays = given[0] if given else cached_frame(make_problem(self.name), arguments.levels or default, formulation)
         wanted = (arguments.levels or arrays.finest_level, arrays.record.get("options"))
         if any((a.finest_level, a.record.get("options")) != wanted for a in (arrays, *given)):
             parser.error(f"--levels, --frame and --run for {self.name} differ: give those of one mesh and problem")
         return arrays
 
     def measure(self, name, solves, offline_s, surrogate):
-        """A row of the table; (B,) errors of the gradient."""
+        """Adds a row to the table; returns the errors (B,) of the gradient."""
         found = evaluate(surrogate, self.reference)
         w = surrogate.coefficients(torch.as_tensor(self.reference.y))
         errors = gradient_errors(surrogate.formulation, w, self.reference).numpy()
         one = query_seconds(surrogate, self.queries[:128])
-        if one < 1e-3:  # what is cheap is also asked all at once
+        if one < 1e-3:  # cheap methods also get all queries at once
             one = min(one, query_seconds(surrogate, self.queries, 1000))
         row = {
             "method": name,
@@ -143,10 +143,10 @@ class Comparison:
         return errors
 
     def measure_method(self, method, offline_s):
-        return self.measure(method.name, method.solves, offline_s, MethodAnswers(self.exact, method))
+        return self.measure(method.name, method.solves, offline_s, RivalAnswers(self.exact, method))
 
     def measure_run(self):
-        """A row for the surrogate of a run, if there is one."""
+        """Adds a row for the surrogate of a run, if there is one."""
         if self.name not in runs:
             print(f"  (no --run for {self.name}: `fem-frames train --problem {self.name} …` makes one)")
             return
@@ -156,17 +156,17 @@ class Comparison:
         self.measure("frame net", 0, seconds, Surrogate.load(folder))
 
     def projection_errors(self, space):
-        """(B,) of the best approximation in the space: no method, but a bound for all that use its modes."""
+        """(B,) errors of the best approximation in the space, which bounds every method that uses its modes."""
         best = space.project(free_values(self.exact, self.reference))
         return gradient_errors(self.exact, frame_coefficients(self.arrays, best), self.reference).numpy()
 
     def say(self, text):
-        """A sentence that belongs to the numbers."""
+        """Prints a sentence about the numbers, and keeps it for the page."""
         self.verdicts.append(text)
         print(fill(text, 118, subsequent_indent="  "))
 
     def run_record(self):
-        """What the frame net is and how it was trained."""
+        """Describes the frame net and its training."""
         if self.name not in runs:
             return None
         record = Surrogate.load(runs[self.name][1]).record
@@ -179,7 +179,7 @@ class Comparison:
         return next((r for r in self.rows if r["method"].startswith(start)), None)
 
     def verdict(self, measure, words):
-        """Which methods are better than the frame net, and which are not, in error and in the time of a query."""
+        """Says which methods are better than the frame net in error or in query time, and which are not."""
         net = self.row("frame net")
         if net is None:
             return
@@ -215,7 +215,7 @@ records: list[dict] = []
 
 
 def write_numbers(case):
-    """Before the claims are checked: what was measured is kept whatever they say."""
+    """Writes the measurements before the claims are checked, so that they are kept in any case."""
     records.append(case.record())
     with written_whole(arguments.out / "comparison.json") as file:
         file.write(json.dumps({"problems": records}, indent=1, allow_nan=False).encode())
@@ -227,12 +227,12 @@ def timed(make, *given, **options):
     return made, perf_counter() - start
 
 
-# ---- 1. Four quarters: a problem that is small in disguise ---------------------------------------------
+# ---- 1. Four quarters: a small problem in disguise -----------------------------------------------------
 #
 # −(a_y u')' = 1 with a_y constant on each quarter. The flux is σ = c - x with a number c that depends on y, and u' is
 # σ/a_k on the k-th quarter: all solutions are combinations of ten functions with the weights 1, c, 1/a_k and c/a_k, and
-# u(1) = 0 is a linear relation of these. So they lie in an affine space of dimension 8, discrete ones up to O(h²). Nine
-# solves span it; 16 are taken, because nine random ones may span it badly, which costs up to two digits of the excess.
+# u(1) = 0 is a linear relation between these. So they lie in an affine space of dimension 8, discrete ones up to O(h²).
+# Nine solves span it; the demo takes 16, because nine random ones may span it badly and cost two digits of the excess.
 # The functional ‖σ' + 1‖² + ‖σ/a_y - u'‖² is quadratic in 1/a_y: it is reduced to 8 × 8 matrices once and for all.
 
 
@@ -280,12 +280,12 @@ def compare_quarters():
     return case
 
 
-# ---- 2. A disk that moves: what linear reduction finds hard --------------------------------------------
+# ---- 2. A moving disk: hard for linear reduction -------------------------------------------------------
 #
-# The kink of u travels with the disk. A linear space that is to hold the solutions for all its places needs many
-# dimensions: the error of the best one, that of POD, falls slowly with N. And a_y is not affine in y, so a reduced
-# basis has to visit the mesh for every query. The Galerkin solution is at most √10 times worse than the best
-# approximation in the same space, 10 being the contrast of a_y (Céa).
+# The kink of u moves with the disk. A linear space for all its positions needs many dimensions: the error of the best
+# one, that of POD, falls slowly with N. Moreover a_y is not affine in y, so a reduced basis has to visit the mesh for
+# every query. The Galerkin solution is at most √10 times worse than the best approximation in the same space, where 10
+# is the contrast of a_y (Céa).
 
 
 def compare_inclusion():
@@ -293,7 +293,7 @@ def compare_inclusion():
     case.measure_method(case.direct, case.system_s)
     space, seconds = timed(PodSpace.build, case.exact, case.snapshots)
     offline = case.snapshots.seconds + seconds
-    few = min(space.size - 1, case.arrays.nodal_size // 8)  # on a coarse mesh many modes would be all there is
+    few = min(space.size - 1, case.arrays.nodal_size // 8)  # on a coarse mesh many modes would span everything
     sizes = [n for n in (5, 10, 20, 40, 80, 160, 320) if n <= few]
     best, reduced = {}, {}
     for n in sizes:

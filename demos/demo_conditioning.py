@@ -1,11 +1,11 @@
-"""A frame conditions the problem alike on every mesh: condition numbers, iterations, and an error bound to trust.
+"""A frame conditions the problem alike on every mesh: condition numbers, iterations, and a reliable error bound.
 
     python demos/demo_conditioning.py [--out FOLDER] [--levels 6] [--frames FOLDER]
 
 In the nodal basis the matrix A_y of −div(a_y ∇u) = f has a condition number that grows like 4^J. In the multilevel
 frame it becomes HᵀA_yH = DᵀC_yD, whose condition number on the complement of its kernel is bounded for all J. The
-second form is a product of factors that are well conditioned themselves. With --frames the exported frames are kept in
-a folder, or taken from there, where no DOLFINx is needed.
+second form is a product of well-conditioned factors. With --frames the exported frames are saved in a folder, or
+loaded from it, which needs no DOLFINx.
 """
 
 import argparse
@@ -18,12 +18,12 @@ from fem_frames import Frame, make_formulation, make_problem, solve
 from fem_frames.studies.conditioning import condition_rows
 from fem_frames.studies.efficiency import efficiency_rows
 from fem_frames.studies.iterations import iteration_rows
-from fem_frames.studies.levels import kept_frame, nominal_parameters
+from fem_frames.studies.levels import cached_frame, nominal_parameters
 
 parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
 parser.add_argument("--out", type=Path, default=Path("results"), help="folder for the picture; default: results")
 parser.add_argument("--levels", type=int, default=6, help="finest level in two dimensions; default: 6")
-parser.add_argument("--frames", type=Path, help="folder with exported frames, made if they are not there")
+parser.add_argument("--frames", type=Path, help="folder for exported frames, made if missing")
 arguments = parser.parse_args()
 if arguments.levels < 4:
     parser.error("growth over the levels needs at least --levels 4")
@@ -32,13 +32,13 @@ J = arguments.levels
 
 def frame_arrays(name, levels, formulation, first_level=None):
     problem = make_problem(name)
-    return problem, kept_frame(problem, levels, formulation, first_level, arguments.frames)
+    return problem, cached_frame(problem, levels, formulation, first_level, arguments.frames)
 
 
 # ---- 1. The paper's example in one dimension, by hand --------------------------------------------------
 #
 # On (0, 1) the hats of level j have slopes ±2^j times their height s_j = (2 · 2^j + 2/3 · 2^-j)^(-1/2), which makes
-# their H1 norm one. (The paper's example prints heights 2^-j; its theorem needs 2^(-j/2), which is what s_j is up to a
+# their H1 norm one. (The paper's example prints heights 2^-j; its theorem needs 2^(-j/2), which equals s_j up to a
 # constant.) Du is the slope on each of the 2^J finest intervals; scaled by |T|^(1/2), its Euclidean norm is the L2 norm
 # of u', and C_y is the diagonal matrix of the values of a_y.
 
@@ -61,7 +61,7 @@ assert np.abs(D.T @ C @ D - energy.bpx(y).to_dense()[0].numpy()).max() < 1e-13
 
 # ---- 2. Condition numbers ------------------------------------------------------------------------------
 #
-# By Lanczos, without dense matrices. In one dimension (LS) has the flux as a second field; its frame starts at level 0.
+# Computed by Lanczos, without dense matrices. In one dimension (LS) has the flux as a second field, from level 0 on.
 
 cases = {
     "(E), square": frame_arrays("checkerboard", J, "energy"),
@@ -80,8 +80,8 @@ for title, (problem, arrays) in cases.items():
 
 # ---- 3. Iterations of conjugate gradients --------------------------------------------------------------
 #
-# To a relative residual of 1e-6, for random y. In float32 both frame forms seem to converge alike, but the residual
-# evaluated afterwards in float64 shows that HᵀA_yH lost digits which DᵀC_yD kept.
+# Conjugate gradients for random y, to a relative residual of 1e-6. In float32 both frame forms seem to converge alike,
+# but the residual evaluated afterwards in float64 shows that HᵀA_yH lost digits that DᵀC_yD kept.
 
 iterations = {}
 for title, (problem, arrays) in cases.items():
@@ -106,13 +106,13 @@ print(f"Conjugate gradients in float16, refined in float64: residual {float(solu
 print(f"{int(solution.iterations.max())} iterations in {solution.refinements} refinements.\n")
 assert float(solution.residual.max()) <= 1e-12
 
-# ---- 5. An error bound to trust ------------------------------------------------------------------------
+# ---- 5. A reliable error bound -------------------------------------------------------------------------
 #
 # (E): because the frame is uniformly stable, the Euclidean norm of the residual bounds the error against the discrete
 # solution, in the energy norm √∫ a |∇e|². (LS): the root of the loss is the error against the exact solution in another
-# norm, that of the functional: √(‖div τ‖² + ‖τ/a - ∇e‖²) for the errors e of u and τ of σ. For the energy norm there is
-# a bound after Prager and Synge. Efficiency: bound divided by error in the same norm, over random y. For (E) the error
-# is a random perturbation of the discrete solution, for (LS) that of the discrete solution itself.
+# norm, that of the functional: √(‖div τ‖² + ‖τ/a - ∇e‖²) for the errors e of u and τ of σ. The energy norm is bounded
+# by the theorem of Prager and Synge. Efficiency is the bound divided by the error in the same norm, over random y. For
+# (E) the error is a random perturbation of the discrete solution, for (LS) that of the discrete solution itself.
 
 for title, (problem, arrays) in cases.items():
     for norm in ("energy",) if arrays.formulation == "energy" else ("functional", "energy"):

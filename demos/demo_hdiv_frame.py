@@ -2,10 +2,10 @@
 
     python demos/demo_hdiv_frame.py [--out FOLDER] [--levels 7]
 
-The paper stops at one dimension for least squares: a uniformly stable frame for the flux on triangles "remains open".
-This demo measures one. With the facet functions of all levels alone the condition number in H(div) grows fourfold with
-every level, as if there was no frame. With the curls of the hats of all levels it stays bounded: on squares, next
-to re-entrant corners, in space, and around holes if the few harmonic fields of the coarsest mesh are added.
+The paper treats least squares in one dimension only: a uniformly stable frame for the flux on triangles "remains open".
+This demo measures one. With the facet functions of all levels alone the condition number in H(div) grows fourfold per
+level, as if there were no frame. With the curls of the hats of all levels it stays bounded: on squares, next to
+re-entrant corners, in space, and around holes if the few harmonic fields of the coarsest mesh are added.
 """
 
 import argparse
@@ -38,12 +38,12 @@ J = arguments.levels
 
 # ---- 1. Condition numbers in H(div) --------------------------------------------------------------------
 #
-# All functions have norm one. The condition number is that of their Gram matrix in H(div), without its kernel: C/c of
+# All functions have norm one. The condition number is that of their Gram matrix in H(div) without its kernel: C/c in
 #
 #     c ‖v‖² ≤ ‖Σ v_k φ_k‖² in H(div) ≤ C ‖v‖²    for v orthogonal to all v that give zero,
 #
-# by Lanczos on the finest of its levels. A field without divergence has a small norm; made of facet functions, which
-# all have divergences of the order of 1/h, it needs large coefficients that cancel. Curls are such fields.
+# computed by Lanczos on the finest level. A divergence-free field has a small norm, but facet functions all have
+# divergences of order 1/h, so they need large cancelling coefficients to represent it. Curls are divergence-free.
 
 
 def conditions(problem, levels, change=lambda arrays: arrays):
@@ -56,7 +56,7 @@ def conditions(problem, levels, change=lambda arrays: arrays):
 
 
 def without_harmonic_fields(arrays):
-    """They are the last functions of the curls on the first level."""
+    """The harmonic fields are the last functions of the curls on the first level."""
     *others, curl = arrays.families
     hats = curl.functions[0].part(0, len(curl.free[0]))
     return replace(arrays, families=(*others, replace(curl, functions=(hats, *curl.functions[1:]))))

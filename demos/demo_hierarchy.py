@@ -1,12 +1,12 @@
-"""Nested meshes, the multilevel frame on them, and reference solutions that converge as they should.
+"""Nested meshes, the multilevel frame on them, and reference solutions that converge with the expected rates.
 
     python demos/demo_hierarchy.py [--out FOLDER] [--refinements 5]
     mpirun -n 2 python demos/demo_hierarchy.py
 
-Everything in fem-frames stands on a hierarchy of nested meshes T_0, …, T_J. On each of them live the P1 hats
-φ_{j,k}; normalised in H1 and taken together over all levels they are a frame of the finest space, with
-constants that do not depend on J. Here we build such hierarchies in one, two and three dimensions, look at
-them, solve on every level with PETSc, and check that the errors decay with the rates of the theory.
+Everything in fem-frames builds on a hierarchy of nested meshes T_0, …, T_J. Each carries the P1 hats φ_{j,k};
+normalised in H1, the hats of all levels together form a frame of the finest space, with constants that do not
+depend on J. This demo builds such hierarchies in one, two and three dimensions, draws them, solves on every level
+with PETSc, and checks that the errors decay with the theoretical rates.
 """
 
 import argparse
@@ -43,11 +43,11 @@ def say(*words: object) -> None:
         print(*words, flush=True)
 
 
-# ---- 1. A problem of one's own, in a few lines ---------------------------------------------------------
+# ---- 1. Your own problem, in a few lines ---------------------------------------------------------------
 #
 # −div(y ∇u) = f on the unit interval, square or cube with u = Π x_i (1 - x_i), and the Laplace equation on the
-# L-shape with u = r^{2/3} sin(2θ/3): its gradient is infinite at the reentrant corner, so uniform refinement
-# converges in H1 with rate 2/3 only.
+# L-shape with u = r^{2/3} sin(2θ/3), whose gradient is infinite at the re-entrant corner, so that uniform refinement
+# converges in H1 only with rate 2/3.
 
 
 def bubble(x):

@@ -3,9 +3,9 @@
     python demos/demo_least_squares_2d.py [--out FOLDER] [--levels 5] [--epochs 600]
 
 A net learns u and σ = a ∇u for all coefficients that are constant on the four squares of a checkerboard, without a
-single solve. Its loss ‖div σ + f‖² + ‖σ/a - ∇u‖² is computed from its answer alone, and is the square of the answer's
-error in the norm of the functional; from the same residuals comes a bound for the error in the energy norm. Here both
-are compared to true errors, against the solution on a mesh two levels finer.
+single solve. Its loss ‖div σ + f‖² + ‖σ/a - ∇u‖² needs only the net's output, and is the square of its error in the
+norm of the functional; the same residuals also bound the error in the energy norm. The demo compares both with true
+errors, against the solution on a mesh two levels finer.
 """
 
 import argparse
@@ -44,8 +44,8 @@ problem = make_problem("checkerboard")
 
 # ---- 1. Training ---------------------------------------------------------------------------------------
 #
-# The net gives coefficients of three families: hats for u, facet functions and curls of hats for σ. Nothing else in
-# training knows of Raviart-Thomas elements.
+# The net returns coefficients of three families: hats for u, facet functions and curls of hats for σ. No other part of
+# training knows about Raviart-Thomas elements.
 
 configuration = Configuration(
     problem="checkerboard",
@@ -63,10 +63,10 @@ surrogate = Surrogate.load(run)
 print(f"{surrogate.net.parameter_count()} parameters, {arguments.epochs} steps in {result['seconds']:.0f} s")
 
 
-# ---- 2. How good it is ---------------------------------------------------------------------------------
+# ---- 2. Accuracy ---------------------------------------------------------------------------------------
 #
-# The floor is the loss of the finite element solution by PETSc, which no net can pass. In float16 the net's parameters,
-# its activations and its answer are rounded; the loss of that answer is evaluated exactly.
+# The floor is the loss of the finite element solution by PETSc, which no net can beat. In float16 the net's parameters,
+# activations and output are rounded; the loss of this output is evaluated exactly.
 
 y = problem.parameters.sample(32, seed=1)
 reference = solve_reference(problem, y, J, "least-squares", distribute="samples")
@@ -78,9 +78,9 @@ print(f"test loss {full.loss:.3e}, {full.ratio:.3f} times the floor; in float16 
 # ---- 3. The loss as an error bound ---------------------------------------------------------------------
 #
 # √loss is the error against the exact solution in the norm of the functional, √(‖div τ‖² + ‖τ/a - ∇e‖²) for the errors
-# e of u and τ of σ. The bound for the energy norm √∫ a |∇e|² is after Prager and Synge. The exact solution is not
-# known; the discrete solution two levels finer is, and the answer is a function on that mesh too: its coefficients come
-# first in each family.
+# e of u and τ of σ. The bound for the energy norm √∫ a |∇e|² is that of Prager and Synge. The exact solution is not
+# known, so the discrete solution two levels finer takes its place. The net's output is a function on that mesh too: its
+# coefficients come first in each family.
 
 finer = export_frame(MeshHierarchy.from_problem(problem, J + 2), problem, "least-squares")
 fine = make_formulation(Frame.from_arrays(finer, "float64"), problem)
@@ -111,7 +111,7 @@ for row, (title, fields) in zip(grid, {"net": values, "PETSc": reference.fields}
     vectors = flux_at_centres(arrays, fields["sigma"][0])
     drawn = row[1].tripcolor(x[:, 0], x[:, 1], cells, facecolors=np.linalg.norm(vectors, axis=1), cmap="Blues")
     figure.colorbar(drawn, ax=row[1], shrink=0.8)
-    # Streamlines need a grid: two triangles in each of its squares.
+    # Streamlines need a grid; each of its squares holds two triangles.
     n = 2**J
     on_grid, column = np.zeros((2, n, n)), (arrays.centres * n).astype(int)
     for axis in range(2):

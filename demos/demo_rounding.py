@@ -3,23 +3,23 @@
     python demos/demo_rounding.py [--out FOLDER] [--levels 7] [--frames FOLDER]
 
 HᵀA_yH and DᵀC_yD are the same well-conditioned matrix. Evaluated as the first product it loses digits with every
-level, because H and A_y are ill conditioned; evaluated as the second it need not. How D is realised matters too: the
-recursion over levels keeps all sums short, so that float16 suffices. With --frames the exported frames are kept in a
-folder, or taken from there, where no DOLFINx is needed.
+level, because H and A_y are ill conditioned; evaluated as the second it need not. How D is evaluated matters too: the
+recursion over levels keeps all sums short, so that float16 suffices. With --frames the exported frames are saved in a
+folder, or loaded from it, which needs no DOLFINx.
 """
 
 import argparse
 from pathlib import Path
 
 from fem_frames import make_problem
-from fem_frames.studies.levels import kept_frame
+from fem_frames.studies.levels import cached_frame
 from fem_frames.studies.plots import ROUTE_STYLES
 from fem_frames.studies.rounding import rounding_rows
 
 parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
 parser.add_argument("--out", type=Path, default=Path("results"), help="folder for the picture; default: results")
 parser.add_argument("--levels", type=int, default=7, help="finest level in two dimensions; default: 7")
-parser.add_argument("--frames", type=Path, help="folder with exported frames, made if they are not there")
+parser.add_argument("--frames", type=Path, help="folder for exported frames, made if missing")
 arguments = parser.parse_args()
 if arguments.levels < 4:
     parser.error("growth over the levels needs at least --levels 4")
@@ -29,13 +29,13 @@ DTYPES = ("float16", "float32", "float64")
 
 def frame_arrays(name, levels, formulation):
     problem = make_problem(name)
-    return problem, kept_frame(problem, levels, formulation, None, arguments.frames)
+    return problem, cached_frame(problem, levels, formulation, None, arguments.frames)
 
 
 # ---- 1. Errors near the solution -----------------------------------------------------------------------
 #
-# The discrete solution for random y is rounded to the precision in question. There the residual DᵀC_yD w - load is tiny
-# compared to its two terms, and so is the true loss of (LS). The truth at that very point is computed in extended
+# The discrete solution for random y is rounded to each precision. There the residual DᵀC_yD w - load is tiny compared
+# with its two terms, and so is the true loss of (LS). The true values at the rounded solution are computed in extended
 # precision; errors are relative to the load.
 
 cases = {
@@ -59,10 +59,10 @@ def finest(title, dtype, route):
     return next(r for r in tables[title][::-1] if (r["dtype"], r["route"]) == (dtype, route))
 
 
-# ---- 2. What it means for the loss ---------------------------------------------------------------------
+# ---- 2. Consequences for the loss ----------------------------------------------------------------------
 #
-# The least-squares loss is an error estimate, if it can be computed. As a sum of squared residuals from the states it
-# can, even in float16; as a quadratic form in nodal values it is noise, often negative.
+# The least-squares loss is an error estimate if it can be computed. As a sum of squared residuals of the states it can,
+# even in float16; as a quadratic form in nodal values it is noise, often negative.
 
 print("(LS) loss of the discrete solution, on the finest level")
 print("  dtype        true value   DᵀC_yD, recursive       HᵀA_yH")

@@ -3,9 +3,9 @@
     python demos/demo_separate_frame.py [--out FOLDER] [--levels 10] [--trained 6] [--epochs 1500]
 
 In the separate frame representation the net of each level starts on the coarsest one and is prolonged. On four quarters
-of an interval the coarsest level has one inner point, so such a net sees y through one number. This demo looks for the
-best functions of that kind, without a net, and sets trained nets beside them. The search is local: no proof, but a hint
-where more training is in vain. Nets that start on a finer level, and are prolonged from there, have no such limit.
+of an interval the coarsest level has one inner point, so such a net sees y through one number. This demo searches for
+the best functions of this kind, without a net, and compares trained nets with them. The search is local, so it proves
+nothing, but it indicates where more training is useless. Nets that start on a finer level have no such limit.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from training.recipes import best as best_recipe
 
 parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
 parser.add_argument("--out", type=Path, default=Path("results"), help="folder for runs and picture; default: results")
-parser.add_argument("--levels", type=int, default=10, help="search up to this J, for every second; default: 10")
+parser.add_argument("--levels", type=int, default=10, help="search for every second J up to this one; default: 10")
 parser.add_argument("--trained", type=int, default=6, help="nets are trained up to this J; default: 6")
 parser.add_argument("--epochs", type=int, default=1500, help="training steps; default: 1500")
 arguments = parser.parse_args()
@@ -39,9 +39,9 @@ DEGREE, COARSE, SAMPLES = 6, 3, 1500
 #     u(y) = F_1(w_1·y) + … + F_J(w_J·y)    with functions F_j of one variable and values in V_j.
 #
 # For given w_j the best F_j are found by linear least squares, here among polynomials of degree 6. The loss exceeds
-# that of the finite element solution by the square of the error in the norm of A_y. σ is not bound by anything here:
-# the best one is taken for each y, which leaves the Schur complement S_y of A_y. The solution is quadratic in every
-# quarter, so u is compared on the mesh of level 3, two cells a quarter, and V_j is V_3 from there on.
+# that of the finite element solution by the square of the error in the norm of A_y. σ is unrestricted here: the best
+# one is taken for each y, which leaves the Schur complement S_y of A_y. The solution is quadratic on every quarter, so
+# u is compared on the mesh of level 3, with two cells per quarter, and V_j is V_3 for j ≥ 3.
 
 problem = make_problem("quarters")
 arrays = export_frame(MeshHierarchy.from_problem(problem, COARSE), problem, "least-squares")
@@ -62,7 +62,7 @@ def solutions(count, seed):
 
 
 def columns(x, directions, factor):
-    """(B, n, M) the functions of y, with values in Lᵀ V_j, that the F_j and a constant are made of."""
+    """(B, n, M) the functions of y with values in Lᵀ V_j that span the F_j and a constant."""
     t = x @ (directions / directions.abs().sum(1, keepdim=True)).T  # (B, J), in [-1, 1]
     powers = [torch.ones_like(t), t]
     for _ in range(DEGREE - 1):
@@ -75,7 +75,7 @@ def columns(x, directions, factor):
 
 
 def excess(data, directions, weights=None):
-    """Mean of the squared error, and the weights of the columns; the best ones unless given."""
+    """Mean squared error, and the weights of the columns: the best ones unless given."""
     x, u, factor = data
     matrix, target = columns(x, directions, factor), (factor @ u[..., None])[..., 0]
     if weights is None:
@@ -86,7 +86,7 @@ def excess(data, directions, weights=None):
 
 
 def searched(data, directions):
-    """Directions with a smaller excess, by L-BFGS from these."""
+    """Directions with a smaller excess, by L-BFGS from the given ones."""
     directions = directions.clone().requires_grad_()
     search = torch.optim.LBFGS([directions], max_iter=60, line_search_fn="strong_wolfe", tolerance_change=1e-12)
 
@@ -104,7 +104,7 @@ print("(LS) on four quarters: excess of the test loss over its floor")
 seen, new = solutions(SAMPLES, seed=1), solutions(SAMPLES, seed=2)
 best, directions, generator = {}, torch.empty(0, 4), torch.Generator().manual_seed(0)
 for J in range(4, arguments.levels + 1, 2):
-    # The search is local: from the best of fewer levels and two new directions, and from the four axes among new ones.
+    # The search is local. It starts from the best of fewer levels with two new directions, and from the four axes.
     random = torch.randn(J + 2, 4, generator=generator)
     starts = [torch.cat([random[: J - 4], torch.eye(4) + 0.05 * random[J - 4 : J]])]
     if J > 4:
@@ -116,8 +116,8 @@ for J in range(4, arguments.levels + 1, 2):
 
 # ---- 2. Trained nets -----------------------------------------------------------------------------------
 #
-# The paper's nets with prolongations; the same, but starting on level 3, whose seven points let all of y through; and
-# the full net. All by the recipe that trains best.
+# The paper's nets with prolongations; the same nets, but starting on level 3, whose seven points let all of y through;
+# and the full net. All are trained by the best recipe.
 
 LATER = "separate-frame net from level 3"
 NETS: dict[str, dict[str, Any]] = {

@@ -1,11 +1,11 @@
-"""Train a surrogate y ↦ (u, σ) without any solution, and know how good it is.
+"""Train a surrogate y ↦ (u, σ) without any solution, and know its error.
 
     python demos/demo_training.py [--out FOLDER] [--levels 8] [--epochs 1200]
 
 −(a_y u')' = 1 on the unit interval, a_y constant on each quarter, y in [0.5, 1.5]^4, as first-order least squares. The
 loss is the squared residual ‖σ' + 1‖² + ‖σ/a_y - u'‖²: no reference solution enters training, and the root of the loss
 bounds the error. One net of the paper's kind is trained six times: with the nodal basis, through HᵀA_yH and through
-DᵀC_yD, in float32 and in float16. Then the surrogate is queried.
+DᵀC_yD, each in float32 and in float16. Then the demo queries the surrogate.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from training.run.log import read_log
 parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
 parser.add_argument("--out", type=Path, default=Path("results"), help="folder for runs and picture; default: results")
 parser.add_argument("--levels", type=int, default=8, help="refinements J; default: 8")
-parser.add_argument("--epochs", type=int, default=1200, help="steps, for the table a third of them; default: 1200")
+parser.add_argument("--epochs", type=int, default=1200, help="steps, a third of them for the table; default: 1200")
 arguments = parser.parse_args()
 if arguments.levels < 6 or arguments.epochs < 300:
     parser.error("the effects shown here need at least --levels 6 and --epochs 300")
@@ -31,7 +31,7 @@ J, runs = arguments.levels, arguments.out / "training"
 
 
 def configuration(loss, precision, epochs):
-    """SOAP, coefficients of level j scaled by 2^-j."""
+    """SOAP, with the coefficients of level j scaled by 2^-j."""
     return Configuration(
         problem="quarters",
         formulation="least-squares",
@@ -48,10 +48,10 @@ def configuration(loss, precision, epochs):
 
 # ---- 1. One net, three losses, two precisions ----------------------------------------------------------
 #
-# All three losses are the same functional. What differs is what the optimizer sees: A_y has the condition number of a
-# fourth-order problem, HᵀA_yH and DᵀC_yD have that of a small matrix; and what is left of their digits in float16.
-# "Mixed" is float16 with master weights in float32; in pure float16, where weights lose small updates too, the stable
-# loss works as well, but gains less.
+# All three losses are the same functional. They differ in what the optimizer sees: A_y has the condition number of a
+# fourth-order problem, HᵀA_yH and DᵀC_yD that of a small matrix; and in how many digits they keep in float16.
+# "Mixed" is float16 with master weights in float32. The stable loss works in pure float16 too, but gains less, because
+# the weights lose small updates.
 
 print(f"(LS) on four quarters, J = {J}, SOAP, {arguments.epochs // 3} steps of 64 fresh samples, tested against PETSc")
 print("  loss    precision       test loss   over floor       MRE")
@@ -82,7 +82,7 @@ print(
     f"  loss {metrics.loss:.2e}, {metrics.ratio:.2f} times that of the finite element solution; MRE {metrics.mre:.1e}"
 )
 
-# ---- 3. An answer that knows its error, and can be improved --------------------------------------------
+# ---- 3. An answer with a known error, and its improvement ----------------------------------------------
 
 worst = int(np.argmax(surrogate.loss(y).numpy() / reference.loss))
 query = y[worst : worst + 1]

@@ -27,10 +27,10 @@ from fem_frames.messages import option
 
 
 class _SteadyFile(io.FileIO):
-    """A file that takes everything after a write has failed, and keeps the first failure.
+    """A file that accepts every write after the first one that failed, and keeps that failure.
 
-    Whoever writes an archive ends it in the ordinary way: an error in the middle makes zipfile print a traceback of
-    its own and ends torch's writer, which is C++, with the whole process.
+    So the writer of an archive can finish normally: an error in the middle would make zipfile print its own traceback,
+    and torch's C++ writer end the whole process.
     """
 
     failure: OSError | None = None
@@ -48,7 +48,7 @@ class _SteadyFile(io.FileIO):
 
 @contextlib.contextmanager
 def written_whole(path: str | Path) -> Iterator[IO[bytes]]:
-    """A file to write to that takes the place of `path` only when it is complete and on the disk."""
+    """Yields a file to write; it replaces `path` only when it is complete and on the disk."""
     with _named(path):
         target, part = _target(path)
         _remove_stale(target)
@@ -68,7 +68,7 @@ def written_whole(path: str | Path) -> Iterator[IO[bytes]]:
 
 
 def _remove_stale(target: Path) -> None:
-    """Removes parts of writes that were killed: whoever still writes one holds it locked."""
+    """Removes the parts that killed writes left behind; a part that is still being written is locked."""
     for part in target.parent.glob(f".{glob.escape(target.name)}.*.part"):
         with contextlib.suppress(OSError), part.open("rb") as file:
             if _try_lock(file):
@@ -76,7 +76,7 @@ def _remove_stale(target: Path) -> None:
 
 
 def _try_lock(file: Any) -> bool:
-    """Whether this process holds the file now; False where another one does, or the file system has no locks."""
+    """Whether this process now holds the lock; False if another one does, or the file system has no locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -85,13 +85,13 @@ def _try_lock(file: Any) -> bool:
 
 
 def check_new(path: str | Path, force: bool) -> None:
-    """A ValueError if the file is there and may not be replaced."""
+    """Raises a ValueError if the file exists and may not be replaced."""
     if is_there(Path(path)) and not force:
         raise ValueError(f"{path} is there already: choose another name, or replace it by {option('force')}")
 
 
 def check_writable(path: str | Path) -> None:
-    """A ValueError now, rather than after hours of work, if `path` cannot be written."""
+    """Raises a ValueError now, rather than after hours of work, if `path` cannot be written."""
     with _named(path):
         _, part = _target(path)
         part.open("wb").close()
@@ -99,15 +99,15 @@ def check_writable(path: str | Path) -> None:
 
 
 def _target(path: str | Path) -> tuple[Path, Path]:
-    """The file that `path` stands for, links followed, and the name of its part while it is written."""
+    """The file that `path` stands for, with links followed, and the temporary name under which it is written."""
     try:
         target = Path(path).resolve()
-    except RuntimeError as error:  # what older releases of Python say of links that go in a circle
+    except RuntimeError as error:  # older releases of Python raise this for circular links
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from error
     if target.is_dir():
         raise ValueError(f"cannot write {path}: it is a folder; give the name of a file in it")
     if target.exists() and not target.is_file():
-        raise ValueError(f"cannot write {path}: it is a device or the like, no ordinary file")
+        raise ValueError(f"cannot write {path}: it is a device or pipe, not an ordinary file")
     return target, target.with_name(f".{target.name}.{os.getpid()}.part")
 
 
@@ -124,7 +124,7 @@ def _named(path: str | Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def staging() -> Iterator[Path]:
-    """A folder for files that other libraries write, gone afterwards; what fails there is blamed on TMPDIR."""
+    """A temporary folder for files that other libraries write; errors there advise to change TMPDIR."""
     try:
         with tempfile.TemporaryDirectory(prefix="fem-frames-") as place:
             yield Path(place)
@@ -137,7 +137,7 @@ def staging() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Nothing that libraries write to the standard error, past Python, is seen."""
+    """Hides what libraries write directly to the standard error, bypassing Python."""
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
@@ -201,15 +201,15 @@ def save_arrays(
 
 
 def load_arrays(path: str | Path, kind: str, version: int) -> tuple[dict[str, npt.NDArray], Any]:
-    """What `save_arrays` wrote: the arrays and the record. Nothing in the file is executed."""
+    """Reads the arrays and the record that `save_arrays` wrote. Nothing in the file is executed."""
     path = Path(path)
     check_file(path)
     try:
         with zipfile.ZipFile(path) as archive:
             claimed = sum(info.file_size for info in archive.infolist())
-            check_memory("what it holds", float(claimed), "was it made to fill the memory?")
+            check_memory("its content", float(claimed), "was it made to fill the memory?")
             arrays = {info.filename.removesuffix(".npy"): _read_array(archive, info) for info in archive.infolist()}
-    # NumPy reads headers by Python's tokenizer and zipfile checks what it needs: errors of every kind come from both.
+    # NumPy parses headers with Python's tokenizer and zipfile checks only what it needs, so any exception can occur.
     except Exception as error:
         raise ValueError(
             f"{path} is not a file of fem-frames, or it is cut short or damaged: {one_line(error)}"
@@ -230,8 +230,8 @@ def load_arrays(path: str | Path, kind: str, version: int) -> tuple[dict[str, np
 
 
 def _read_array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> npt.NDArray:
-    """An array of a .npz file, its declared shape compared with its bytes before memory is taken for it."""
-    # Deflate makes a byte of at most 1032.
+    """Reads an array of a .npz file after comparing its declared shape with its size in bytes."""
+    # Deflate expands one byte to at most 1032.
     if info.file_size > 1032 * (info.compress_size + 1):
         raise ValueError(f"{info.filename} claims more bytes than it can have")
     with archive.open(info) as member:
@@ -256,7 +256,7 @@ _HEADERS: dict[tuple[int, int], Callable[[Any], tuple[tuple[int, ...], bool, np.
 
 
 def check_file(path: str | Path) -> Path:
-    """The path, or a ValueError unless an ordinary file is there: reading a pipe would wait for ever."""
+    """The path if it is an ordinary file, otherwise a ValueError: reading a pipe would wait for ever."""
     path = Path(path)
     there = is_there(path)
     if there and path.is_file():
@@ -267,7 +267,7 @@ def check_file(path: str | Path) -> Path:
 
 
 def is_there(path: Path) -> bool:
-    """Whether there is anything of this name; a ValueError for a name that is too long or may not be looked at."""
+    """Whether anything has this name; a ValueError if the name is too long or access is denied."""
     try:
         path.stat()  # `exists` hides some errors, and in new releases of Python all of them
     except (FileNotFoundError, NotADirectoryError):
@@ -278,16 +278,16 @@ def is_there(path: Path) -> bool:
 
 
 def refuse_links(folder: str | Path, *, deep: bool = True) -> None:
-    """A ValueError if anything but files and folders is in the folder, with `deep` anywhere below it.
+    """Raises a ValueError if the folder (with `deep` also its subfolders) holds anything but files and folders.
 
-    Writing would follow a link elsewhere, and wait for ever for who reads from a pipe.
+    Writing would follow a link out of the folder, or wait for ever for a reader of a pipe.
     """
     for where, folders, files in os.walk(folder):
         for name in (*folders, *files):
             path = Path(where, name)
             try:
                 mode = path.lstat().st_mode
-            except FileNotFoundError:  # removed this very moment, by a run that is at work
+            except FileNotFoundError:  # a run that is at work has just removed it
                 continue
             if stat.S_ISLNK(mode):
                 raise ValueError(f"{path} is a symbolic link, which could lead anywhere: put the file in its place")
@@ -298,6 +298,6 @@ def refuse_links(folder: str | Path, *, deep: bool = True) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """What an exception says, in one line; its name where it says nothing, or only a key."""
+    """The message of an exception in one line; with its class name if it is empty or only a key."""
     text = " ".join(str(error).split())
     return text if text and not isinstance(error, KeyError) else f"{type(error).__name__} {text}".strip()

@@ -1,6 +1,6 @@
 """Messages in the language of the caller: options on the command line, arguments in Python.
 
-The command line imports this before anything else, so it imports next to nothing itself.
+The command line imports this module first, so it imports almost nothing itself.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from contextvars import ContextVar
 _COMMAND = ContextVar("command", default=False)
 
 
-class on_command_line:  # noqa: N801  a context, entered like a function
-    """Inside, remedies are options of `fem-frames`."""
+class on_command_line:  # noqa: N801  a context manager that is used like a function
+    """Inside this context, messages name options of `fem-frames` instead of arguments."""
 
     def __enter__(self) -> None:
         self._token = _COMMAND.set(True)
@@ -29,5 +29,5 @@ def option(name: str, value: object = True) -> str:
 
 
 def either(command: str, python: str) -> str:
-    """The one for the command line, the other for Python."""
+    """The first text on the command line, the second in Python."""
     return command if _COMMAND.get() else python

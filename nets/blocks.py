@@ -1,7 +1,8 @@
 """The layers of the nets: a dense first layer and residual blocks of low rank.
 
-Inside a net the batch is last, z (n, B): products with tall matrices are then twice as fast, and the frame's operators
-take the result as it is. In half precision products are summed in float32 and rounded once, as tensor cores do.
+Inside a net the batch is the last axis, z (n, B): products with tall matrices are then twice as fast, and the frame's
+operators take the result without a copy. In half precision products are summed in float32 and rounded once, as on
+tensor cores.
 
 B samples, n width, r rank, p parameters, G nets of one shape.
 """
@@ -19,13 +20,13 @@ def affine(A: Tensor, x: Tensor, offset: Tensor) -> Tensor:
     """offset + A x for x (n, B) and offset (m, B) or (m, 1), or for G of each."""
     product = torch.addmm if A.ndim == 2 else torch.baddbmm
     if A.dtype in HALF and A.device.type == "cpu":
-        # A CPU without half arithmetic multiplies ten times slower in half than in float32.
+        # A CPU without half-precision arithmetic multiplies ten times slower in half precision than in float32.
         return product(offset.float(), A.float(), x.float()).to(A.dtype)
     return product(offset, A, x)
 
 
 class Dense(nn.Module):
-    """x ↦ s(W x + b), R^p -> R^n, of one net or of G."""
+    """x ↦ s(W x + b), R^p -> R^n, for one net or for G nets at once."""
 
     def __init__(self, inputs: int, width: int, *nets: int) -> None:
         super().__init__()
@@ -41,9 +42,9 @@ class Dense(nn.Module):
 
 
 class ResBlock(nn.Module):
-    """z ↦ z + A s(W z + b) + c on R^n, with A and W of rank r, of one net or of G.
+    """z ↦ z + A s(W z + b) + c on R^n, with A and W of rank r, for one net or for G nets at once.
 
-    The paper prints one bias, b; its parameter counts are those of two.
+    The paper writes one bias, b, but its parameter counts include both.
     """
 
     def __init__(self, width: int, rank: int, *nets: int) -> None:
@@ -63,7 +64,7 @@ class ResBlock(nn.Module):
 
 
 MATRICES = ("W", "A")
-"""Names of parameters that are matrices, or G of them; the others are biases."""
+"""Names of parameters that are matrices, or G stacked matrices; the others are biases."""
 
 
 def _matrix(*shape: int) -> nn.Parameter:
@@ -71,7 +72,7 @@ def _matrix(*shape: int) -> nn.Parameter:
 
 
 def _bias(*shape: int) -> nn.Parameter:
-    """(n,), or (G, n, 1): what has three axes belongs to G nets."""
+    """(n,) for one net, or (G, n, 1) for G nets."""
     return nn.Parameter(torch.zeros(shape if len(shape) == 1 else (*shape, 1)))
 
 
@@ -88,5 +89,5 @@ def residual_blocks(width: int, rank: int, count: int) -> list[nn.Module]:
 
 
 def chain_size(parameters: int, width: int, rank: int, blocks: int) -> int:
-    """Number of the parameters of a dense layer and blocks."""
+    """Number of parameters of a dense layer and blocks."""
     return Dense.count(parameters, width) + blocks * ResBlock.count(width, rank)

@@ -1,7 +1,7 @@
-"""The protocol of a net: y to frame coefficients, inputs mapped to [-1, 1], levels scaled.
+"""The interface of a net: y to frame coefficients, with inputs mapped to [-1, 1] and levels scaled.
 
-A net knows the sizes of the levels, and where it wants them the prolongations between them, nothing else of the frame.
-For the nodal basis there is one level.
+A net knows only the level sizes of the frame and, if it needs them, the prolongations between levels.
+The nodal basis has one level.
 
 B samples, p parameters, Nhat coefficients ordered by field, then by level; n_j of a field on level j.
 """
@@ -25,9 +25,9 @@ Prolongations = Mapping[str, Sequence[Prolongation]]
 class CoefficientNet(nn.Module, ABC):
     """y (B, p) to frame coefficients (B, Nhat).
 
-    `box` maps y to [-1, 1]^p first; `level_decay` s scales the coefficients of level j by 2^(-s j), s = 0 being the
-    paper: those of smooth solutions decay with the level, the steps of Adam and the like do not. `prolongations` and
-    `start_level` are for nets that are prolonged.
+    `box` maps y to [-1, 1]^p first. `level_decay` s scales the coefficients of level j by 2^(-s j), because those of
+    smooth solutions decay with the level while the steps of Adam do not; the paper has s = 0. `prolongations` and
+    `start_level` are for nets that use prolongations.
     """
 
     name: ClassVar[str]
@@ -54,7 +54,7 @@ class CoefficientNet(nn.Module, ABC):
         lower, upper = ([-1.0] * parameters, [1.0] * parameters) if box is None else box
         low, high = (torch.as_tensor(ends, dtype=torch.float64) for ends in (lower, upper))
         if len(low) != parameters or len(high) != parameters or not (low < high).all():
-            raise ValueError(f"the box from {list(lower)} to {list(upper)} is none of {parameters} parameters")
+            raise ValueError(f"the box from {list(lower)} to {list(upper)} does not bound {parameters} parameters")
         # Not buffers, which would be rounded with the net: y is mapped before it is rounded to the net's precision.
         self._centre, self._half_width = (low + high) / 2, (high - low) / 2
         self._on_device: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
@@ -69,7 +69,7 @@ class CoefficientNet(nn.Module, ABC):
 
     @abstractmethod
     def build(self, parameters: int, prolongations: Prolongations | None, start_level: int | None) -> None:
-        """Makes the layers."""
+        """Creates the layers."""
 
     @abstractmethod
     def coefficients(self, x: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ class CoefficientNet(nn.Module, ABC):
     @classmethod
     @abstractmethod
     def count(cls, parameters: int, level_sizes: Sizes, rank: int, blocks: int, start: int = 0) -> int:
-        """Number of the net's own parameters, without making it; `start` counts from the first level."""
+        """Number of the net's parameters, computed without building it; `start` counts from the first level."""
 
     def forward(self, y: Tensor) -> Tensor:
         if y.ndim != 2 or y.shape[1] != len(self._centre):
@@ -87,14 +87,14 @@ class CoefficientNet(nn.Module, ABC):
         return (coefficients * self.decay if self.level_decay else coefficients).T
 
     def map_inputs(self, y: Tensor) -> Tensor:
-        """(B, p) y as the layers take it: mapped to [-1, 1], then rounded to the net's precision."""
+        """(B, p) inputs of the layers: y mapped to [-1, 1], then rounded to the net's precision."""
         dtype = self.decay.dtype
         wide = y.float() if y.dtype in HALF or (y.dtype != torch.float64 and dtype != torch.float64) else y.double()
         centre, half_width = self._box_like(wide)
         return ((wide - centre) / half_width).to(dtype)
 
     def _box_like(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Centre and half width of the box where y is, copied there once."""
+        """Centre and half width of the box on y's device, copied there once."""
         place = (y.device, y.dtype)
         if torch.compiler.is_compiling():
             return self._centre.to(y), self._half_width.to(y)
@@ -120,7 +120,7 @@ class CoefficientNet(nn.Module, ABC):
 
 def refuse_start_level(start_level: int | None, name: str) -> None:
     if start_level is not None:
-        raise ValueError(f"start_level is for nets that are prolonged, as separate-frame is; leave it out with {name}")
+        raise ValueError(f"start_level is for nets with prolongations, like separate-frame; leave it out with {name}")
 
 
 def check_net(

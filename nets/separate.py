@@ -1,4 +1,4 @@
-"""A net for every field and level."""
+"""One net per field and level."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nets.coefficient_net import CoefficientNet, Prolongations, Sizes, refuse_st
 
 
 class SeparateResNets(CoefficientNet):
-    """A net for every field and level."""
+    """One net per field and level."""
 
     name = "separate"
 

@@ -1,4 +1,4 @@
-"""A net for every field and level, prolonged from a coarse level; "Network structures" in the paper."""
+"""One net per field and level, prolonged from a coarse level; see "Network structures" in the paper."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from nets.coefficient_net import CoefficientNet, Prolongations, Sizes
 
 
 class SeparateFrameNets(CoefficientNet):
-    """A net for every field and level, that starts on a coarse level; blocks follow each prolongation.
+    """One net per field and level that starts on a coarse level; blocks follow each prolongation.
 
-    Before the first prolongation there are none, unlike in the paper's figure: its parameter count says so.
-    All nets that pass a level have blocks of one shape there, and are evaluated together.
+    No blocks come before the first prolongation, unlike in the paper's figure but as its parameter count implies.
+    All nets that pass a level have blocks of the same shape there and are evaluated together.
 
-    The paper's nets start on the coarsest level, and see y through its free points, which may be a single one. With a
-    `start_level` s the net of level j starts on level min(j, s) instead; with s = J none is prolonged. Levels on which
-    a field has no free points do not count.
+    The paper's nets start on the coarsest level, so y passes through its free points, perhaps a single one. With
+    `start_level` s the net of level j starts on level min(j, s) instead; with s = J no net is prolonged. Levels on
+    which a field has no free points are skipped.
     """
 
     name = "separate-frame"
     default_blocks = 4
 
     def build(self, parameters: int, prolongations: Prolongations | None, start_level: int | None) -> None:
-        self.nets = nn.ModuleList()  # one of `LevelNets` for each field
+        self.nets = nn.ModuleList()  # one `LevelNets` per field
         for field, sizes in self.level_sizes.items():
             steps = [] if prolongations is None else list(prolongations.get(field, []))
             if len(steps) != len(sizes) - 1:
@@ -62,10 +62,10 @@ class SeparateFrameNets(CoefficientNet):
 
 
 class LevelNets(nn.Module):
-    """The nets of one field, x (p, B) to coefficients of all its levels; nets are prolonged from the level `start`.
+    """The nets of one field, x (p, B) to the coefficients of all its levels; nets are prolonged from level `start`.
 
-    Up to `start`, net j is a dense layer into level j and blocks. Beyond, it is a dense layer into the level `start`,
-    then for each level up to j a prolongation and blocks. Those that are still on the way at a level are one batch.
+    Up to `start`, net j is a dense layer into level j followed by blocks. Beyond, it is a dense layer into level
+    `start`, then a prolongation and blocks for each level up to j. Nets that pass through one level form a batch.
     """
 
     def __init__(
@@ -92,13 +92,13 @@ class LevelNets(nn.Module):
         z = self.first(x.expand(len(self.levels), *x.shape))  # (G, n_start, B)
         found = [*(net(x) for net in self.coarse), self.levels[0](z[:1])[0]]
         for P, blocks in zip(self._prolongations, list(self.levels)[1:], strict=True):
-            z = blocks(_prolonged(P, z[1:]))  # (G - 1, n_j, B): the first has arrived
+            z = blocks(_prolonged(P, z[1:]))  # (G - 1, n_j, B): the first net has reached its level
             found.append(z[0])
         return torch.cat(found)
 
 
 def _prolonged(P: Prolongation, z: Tensor) -> Tensor:
-    """P z of each of G nets, (G, n, B) to (G, m, B)."""
+    """P z for each of G nets, (G, n, B) to (G, m, B)."""
     nets, size, count = z.shape
     columns = z.transpose(0, 1).reshape(size, nets * count)
     return P(columns.T).T.view(-1, nets, count).transpose(0, 1)

@@ -188,7 +188,7 @@ def test_a_run_that_is_killed_is_said_to_be_killed(tmp_path):
     outcome = run_quietly(cells)
     killer.join()
     assert outcome.done == ["float64"]
-    assert outcome.failed["float32"].startswith("killed by SIGKILL; was there memory enough? (see ")
+    assert outcome.failed["float32"].startswith("killed by SIGKILL; was there enough memory? (see ")
 
 
 def kill_when_at_work(cell):

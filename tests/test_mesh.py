@@ -181,7 +181,7 @@ def test_tags_of_the_wrong_dimension_are_refused():
     mesh = dmesh.create_unit_square(MPI.COMM_SELF, 2, 2)
     facets = np.sort(dmesh.locate_entities_boundary(mesh, 1, lambda x: np.isclose(x[0], 0))).astype(np.int32)
     tags = dmesh.meshtags(mesh, 1, facets, np.full(len(facets), 9, np.int32))
-    with pytest.raises(ValueError, match="dimension 1 stand where those of dimension 2 are expected"):
+    with pytest.raises(ValueError, match="dimension 1 were given where dimension 2 is expected"):
         door.arrays_of(mesh, tags)
     assert len(door.arrays_of(mesh, None, tags).facets) == 2
 

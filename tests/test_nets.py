@@ -206,7 +206,7 @@ def test_a_later_start_lets_more_of_y_through():
         ("separate-frame", {"start_level": 6}, "start_level is 6, but levels are 1 to 5: choose one of these"),
         ("separate-frame", {"start_level": 0}, "start_level is 0, but levels are 1 to 5"),
         ("separate-frame", {"start_level": 2.0}, "start_level is 2.0; a whole number"),
-        ("separate", {"start_level": 2}, "start_level is for nets that are prolonged"),
+        ("separate", {"start_level": 2}, "start_level is for nets with prolongations"),
     ],
 )
 def test_bad_nets_are_refused(name, options, message):

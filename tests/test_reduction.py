@@ -25,9 +25,9 @@ from training.rivals.reduced_bases import (
     AffineSystem,
     AssembledReducedBasis,
     BandedSolves,
-    MethodAnswers,
     NodalSystem,
     PodSpace,
+    RivalAnswers,
     Snapshots,
     SparseSolves,
     direct_solves,
@@ -175,7 +175,7 @@ def test_a_galerkin_basis_is_quasi_optimal():
         )
         found = gradient_errors(
             formulation,
-            MethodAnswers(formulation, reduced_basis(system, space)).coefficients(torch.as_tensor(y)),
+            RivalAnswers(formulation, reduced_basis(system, space)).coefficients(torch.as_tensor(y)),
             reference,
         )
         assert (best <= found * (1 + 1e-9)).all()
@@ -196,7 +196,7 @@ def test_eight_modes_hold_all_solutions_on_quarters():
         spectrum = PodSpace.build(formulation, solved(formulation, 30)).spectrum
         ninth.append(float(spectrum[8] / spectrum[7]))
         space = PodSpace.build(formulation, solved(formulation, 9), 8)
-        found = evaluate(MethodAnswers(formulation, reduced_basis(full_system(formulation), space)), reference)
+        found = evaluate(RivalAnswers(formulation, reduced_basis(full_system(formulation), space)), reference)
         excess.append(found.excess)
     assert slope(ninth) == pytest.approx(2, abs=0.1)
     assert slope(excess) == pytest.approx(4, abs=0.2)
@@ -263,7 +263,7 @@ def test_a_small_net_learns_the_coefficients():
 def test_a_method_is_measured_like_a_surrogate(name):
     formulation = exact(name)
     reference = reference_solutions(formulation, formulation.problem.parameters.sample(5, 5))
-    answers = MethodAnswers(formulation, direct_solves(full_system(formulation)))
+    answers = RivalAnswers(formulation, direct_solves(full_system(formulation)))
     found, w = evaluate(answers, reference), answers.coefficients(torch.as_tensor(reference.y))
     assert found.mre < 1e-9
     assert found.excess == pytest.approx(0, abs=1e-12)

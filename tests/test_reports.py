@@ -15,7 +15,7 @@ from training.experiments.comparison import write_comparison
 from training.experiments.earlier_reports import fill_in, read_report
 from training.experiments.figures import draw_figures
 from training.experiments.initialisation import random_functions
-from training.experiments.new_samples import evaluate_fresh
+from training.experiments.new_samples import evaluate_new_samples
 from training.experiments.protocol import PRESETS, Row, Table
 from training.experiments.report import collect, write_report
 from training.experiments.runner import claim
@@ -74,7 +74,7 @@ def test_the_page_has_our_values_beside_those_of_the_paper(experiment, tmp_path)
 
 def test_nets_are_evaluated_on_new_samples_as_the_command_does_it(experiment):
     preset, out = experiment
-    fresh = evaluate_fresh(preset.cells(out), 7)
+    fresh = evaluate_new_samples(preset.cells(out), 7)
     assert len(fresh) == 3
     told = json.loads(run_command("evaluate", out / "full-adam-bpx-float32", "--seed", 7, "--json").stdout)
     assert fresh["full-adam-bpx-float32"]["loss"] == pytest.approx(told["loss"], rel=1e-12)

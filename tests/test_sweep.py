@@ -200,7 +200,7 @@ def test_a_folder_of_other_things_is_kept(shared_path, comm):
         parts.mkdir()
         (parts / "thesis.txt").write_text("precious")
     comm.Barrier()
-    with pytest.raises(ValueError, match=r"holds thesis\.txt, which is not of this program"):
+    with pytest.raises(ValueError, match=r"holds thesis\.txt, which no sweep wrote"):
         run_sweep(sweep(), shared_path / "r.npz")
     assert (parts / "thesis.txt").read_text() == "precious"
 

@@ -1,4 +1,4 @@
-"""Time of a training step beside that of the net alone, forward and backward, with ratios of one run."""
+"""Time of a training step compared with that of the net alone, forward and backward, within one run."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def training_rows(
     device: str = "cpu",
     **settings: Any,
 ) -> Iterator[dict[str, Any]]:
-    """One row for every dtype: `step_s` is one step with fresh samples, `net_s` the net's share with a random gradient.
+    """One row per dtype: `step_s` for a step with new samples, `net_s` for the net alone with a random gradient.
 
-    The two are measured in turns, so that a machine that slows down slows both.
+    The two are measured in turns, so that a machine that slows down affects both.
     """
     first: float | None = None
     for dtype in dtypes:
@@ -62,7 +62,7 @@ def _runs(arrays: FrameArrays, problem: Problem, c: Any, device: str) -> tuple[C
     objective = Objective(net, loss, weights)
     samples = FreshSamples(problem.parameters, c.batch, 1, 0)
     y = loss.batch(samples.batch(0)[0]).y
-    gradient = torch.randn(arrays.frame_size, c.batch).to(frame.device, frame.dtype).T  # batch last, as D gives it
+    gradient = torch.randn(arrays.frame_size, c.batch).to(frame.device, frame.dtype).T  # batch contiguous, as D has it
     parameters = list(net.parameters())
     count = 0
 
@@ -82,7 +82,7 @@ def _runs(arrays: FrameArrays, problem: Problem, c: Any, device: str) -> tuple[C
 
 
 def _times(runs: Sequence[Callable[[], None]], device: torch.device, seconds: float) -> list[float]:
-    """Medians of runs that take turns."""
+    """Medians of the times of runs that take turns."""
     times: list[list[float]] = [[] for _ in runs]
     until = time.perf_counter() + 2 * seconds
     while len(times[0]) < 5 or time.perf_counter() < until:

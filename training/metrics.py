@@ -1,4 +1,4 @@
-"""Reference solutions for test and training sets, and how far a surrogate is from them.
+"""Reference solutions for test and training sets, and the errors of a surrogate against them.
 
 B samples, p parameters, N points.
 """
@@ -32,11 +32,11 @@ CHUNK = 128  # samples evaluated at a time
 
 
 class Answers(Protocol):
-    """What can be asked for solutions: a surrogate, or what is done instead of one."""
+    """Anything that maps y to solutions: a surrogate or a rival."""
 
     @property
     def formulation(self) -> Formulation:
-        """In float64."""
+        """The formulation in float64."""
 
     def __call__(self, y: npt.ArrayLike, /) -> dict[str, Tensor]:
         """Values (B, N) of all fields at all points, for y (B, p)."""
@@ -56,15 +56,15 @@ class Metrics:
     loss: float
     """The functional at the synthesised solution, in float64."""
     floor: float
-    """The functional at the reference: what the discretisation allows."""
+    """The functional at the reference solution: the smallest value that the discretisation allows."""
     ratio: float
-    """loss / floor, where the floor is positive; NaN for energies."""
+    """loss / floor if the floor is positive; NaN for energies."""
     excess: float
-    """loss - floor; for the energy half the squared error against the discrete solution, in the energy norm."""
+    """loss - floor; for the energy, half the squared error against the discrete solution in the energy norm."""
     samples: int
 
     def record(self) -> dict[str, Any]:
-        """As JSON has it, which knows no infinity."""
+        """The metrics for JSON, which has no infinity."""
         return {name: value if math.isfinite(value) else None for name, value in asdict(self).items()}
 
 
@@ -114,7 +114,7 @@ def reference_solutions(exact: Formulation, y: Floats, progress: Progress | None
 
 
 def check_reference(exact: Formulation, reference: ReferenceSolutions) -> None:
-    """A ValueError if the solutions are those of another mesh or problem: their loss in the frame would be another."""
+    """Raises a ValueError if the solutions belong to another mesh or problem, since their loss in the frame differs."""
     w = frame_coefficients(exact.frame.arrays, free_values(exact, reference))
     for start in range(0, len(w), CHUNK):
         part = slice(start, start + CHUNK)
@@ -127,12 +127,12 @@ def check_reference(exact: Formulation, reference: ReferenceSolutions) -> None:
         loss, reference_loss = float(found[wrong][0]), float(told[wrong][0])
         raise ValueError(
             f"reference solutions do not fit the frame: loss {reference_loss:.3e}, in the frame {loss:.3e}; "
-            "are problem, levels and refinement those the frame was exported with?"
+            "was the frame exported with the same problem, levels and refinement?"
         )
 
 
 def query_seconds(surrogate: Answers, y: Floats, batch: int = 64) -> float:
-    """Time of one query, in batches; the median over those of y, after one to warm up."""
+    """Time per query, in batches: the median over the batches of y, after a warm-up."""
     batches = [y[start : start + batch] for start in range(0, len(y), batch)]
     surrogate(batches[0])
     times = []
@@ -177,7 +177,7 @@ def evaluate(surrogate: Answers, reference: ReferenceSolutions) -> Metrics:
 
 
 def bound_record(surrogate: Answers, y: Floats, norm: str | None = None) -> dict[str, Any]:
-    """Mean and maximum of the error bounds for y (B, p), absolute and relative, and the norm that they are in."""
+    """Mean and maximum of the error bounds for y (B, p), absolute and relative, and their norm."""
     exact = surrogate.formulation
     values, relative = [], []
     for start in range(0, len(y), CHUNK):

@@ -1,7 +1,8 @@
-"""Precision, decided in one place: the paper's hyper-parameters for every dtype, and where weights are kept.
+"""Precision, decided in one place: the paper's hyper-parameters for each dtype, and where the weights are stored.
 
-Pure: parameters, activations and the optimizer's state in one dtype, as in the paper. Mixed: forward and backward in
-half, master weights and the optimizer in float32, the loss scaled so that small gradients do not vanish in half.
+Pure: parameters, activations and the optimizer's state have one dtype, as in the paper. Mixed: forward and backward
+run in half precision, master weights and the optimizer in float32, and the loss is scaled so that small gradients do
+not vanish.
 
 P parameters of a net.
 """
@@ -19,7 +20,7 @@ from fem_frames.operators.frame import DTYPES
 
 @dataclass(frozen=True)
 class Precision:
-    """What "Hyper-parameters for training" in the paper sets for one floating point format."""
+    """The settings of "Hyper-parameters for training" in the paper for one floating point format."""
 
     adam_epsilon: float
     minimum_rate: float
@@ -40,12 +41,12 @@ assert set(PRECISIONS) == set(DTYPES)
 
 
 class Weights:
-    """All parameters of a net as one vector, which is what an optimizer changes; here the net's own memory."""
+    """All parameters of a net as one vector for the optimizer; here it shares the net's memory."""
 
     scale: float = 1.0
     """Factor of the loss in the backward pass."""
     scales: bool = False
-    """Whether it finds that factor itself."""
+    """Whether it adapts this factor itself."""
 
     def __init__(self, net: nn.Module) -> None:
         self._net = list(net.parameters())
@@ -57,19 +58,19 @@ class Weights:
         self._gradients = self._split(self.vector.grad)
 
     def kept(self, own: Tensor) -> Tensor:
-        """(P,) the numbers that the optimizer changes, for the net's own."""
+        """(P,) the numbers that the optimizer changes, from those of the net."""
         return own
 
     @property
     def shapes(self) -> list[torch.Size]:
-        """Of the parameters that the vector consists of, in its order."""
+        """The shapes of the parameters in the vector, in its order."""
         return [p.shape for p in self._net]
 
     def push(self) -> None:
-        """To the net, before it is evaluated."""
+        """Copies the vector to the net before an evaluation."""
 
     def pull(self, factor: float) -> None:
-        """Gradients from the net, times the factor; those of parameters that nothing depends on are zero."""
+        """Copies gradients from the net, times the factor; unused parameters have zero gradients."""
         assert self.vector.grad is not None
         found = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._net]
         torch._foreach_copy_(self._gradients, found)
@@ -79,17 +80,17 @@ class Weights:
             p.grad = None
 
     def succeeded(self) -> None:
-        """A step had finite gradients."""
+        """Records a step with finite gradients."""
 
     def failed(self) -> bool:
-        """A step had gradients that are not finite; whether it makes sense to go on."""
+        """Records a step whose gradients are not finite; returns whether training can go on."""
         return False
 
     def state_dict(self) -> dict[str, Any]:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """What `state_dict` gave, after the net has been loaded."""
+        """Loads the result of `state_dict`, after the net has been loaded."""
 
     def _split(self, vector: Tensor) -> list[Tensor]:
         pieces = vector.split([p.numel() for p in self._net])
@@ -97,9 +98,9 @@ class Weights:
 
 
 class MasterWeights(Weights):
-    """A copy in float32 of parameters in half, and a loss scale that doubles while all goes well.
+    """A float32 copy of half-precision parameters, with a loss scale that doubles after many good steps.
 
-    Overflow halves it, and the step is skipped.
+    An overflow halves the scale, and the step is skipped.
     """
 
     scales = True

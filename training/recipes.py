@@ -1,4 +1,4 @@
-"""Recipes: settings that go together, by name, for `fem-frames train --preset` and for experiments."""
+"""Recipes: named sets of settings, for `fem-frames train --preset` and for experiments."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ HALF = ("float16", "bfloat16")
 
 
 def best(given: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The settings that were found to train best with the paper's nets; those that are given stay as they are.
+    """The settings that train the paper's nets best, as far as measured; given settings take precedence.
 
-    Coefficients that decay with the level as those of smooth solutions do, SOAP, a rate that falls to almost nothing,
-    Sobol points; in half precision master weights and the optimizer in float32. The rates are SOAP's, without a frame
-    there are no levels, and some losses and optimizers need a fixed set: what does not fit what is given is left out.
+    They are coefficients that decay with the level like those of smooth solutions, SOAP, a rate that falls to almost
+    zero, Sobol points, and in half precision master weights and optimizer in float32. Settings that do not fit are
+    omitted: the rates are for SOAP, only a frame has levels, and some losses and optimizers need a fixed set.
     """
     from training.losses import LOSSES
     from training.optimizers.steppers import LINE_SEARCH

@@ -1,10 +1,9 @@
-"""Training samples y: fresh random ones in every step, a fixed set in minibatches, Sobol points.
+"""Training samples y: new random ones in every step, a fixed set in minibatches, or Sobol points.
 
-The batch of a step depends on the seed and the step alone, not on what was drawn before: a run that is resumed, or
-spread over processes, sees the same samples. The seeds end in a number of their own: NumPy takes (s, 0) for s, which
-test sets may have.
+The batch of a step depends only on the seed and the step, not on earlier draws, so a resumed or distributed run sees
+the same samples. Seeds end in a distinct number because NumPy treats (s, 0) like s, which a test set may use.
 
-B samples in a batch of all processes together, p parameters, K samples of a fixed set.
+B samples in a batch over all processes, p parameters, K samples of a fixed set.
 """
 
 from __future__ import annotations
@@ -72,10 +71,10 @@ class FixedSamples:
 
 
 class SobolSamples:
-    """Consecutive points of a scrambled Sobol sequence, spread more evenly than random ones; at its end of another."""
+    """Consecutive points of scrambled Sobol sequences, spread more evenly than random points."""
 
     repeats = False
-    LENGTH = 2**30  # torch's sequences have no more points, and say nothing
+    LENGTH = 2**30  # torch's sequences end here without an error
 
     def __init__(self, parameters: Uniform | Gaussian, batch: int, steps_per_epoch: int, seed: int) -> None:
         from torch.quasirandom import SobolEngine
@@ -104,7 +103,7 @@ class SobolSamples:
         return self._parameters.quantile(points), None
 
     def _sequence(self, number: int) -> SobolEngine:
-        """The first sequence is scrambled by the seed itself, those after it by numbers that follow from it."""
+        """The first sequence is scrambled with the seed itself, later ones with numbers derived from it."""
         from torch.quasirandom import SobolEngine
 
         seed = int(np.random.default_rng((self._seed, number, 4)).integers(2**31)) if number else self._seed

@@ -1,9 +1,9 @@
-"""The command `fem-frames`: one module per subcommand, each with `add` that declares it and names what it runs.
+"""The command `fem-frames`: one module per subcommand, whose `add` declares its options and its `run` function.
 
-Bad input and missing FEniCSx end with one line and exit code 2, failure of the work itself with exit code 1; with
-FEM_FRAMES_TRACEBACK=1 in the environment Python's traceback comes too.
+Bad input and a missing FEniCSx end with one line and exit code 2, failed work with exit code 1. With
+FEM_FRAMES_TRACEBACK=1 in the environment Python's traceback is printed too.
 
-This file imports next to nothing: `main` must have begun before anything that takes time, so that Ctrl-C finds it.
+This file imports almost nothing: `main` must start before any slow import, so that it can handle Ctrl-C.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import time
 
 from fem_frames.fenicsx.absence import FEniCSxError
 
-TYPE_CHECKING = False  # type checkers take it for true; the module typing is itself one that takes time
+TYPE_CHECKING = False  # type checkers take it for true; importing the module typing would be slow
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import FrameType
     from typing import Any, NoReturn, TextIO
 
-_FAILED = 8531  # tag of the messages by which failing ranks find each other
+_FAILED = 8531  # tag of the messages that failing ranks exchange
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,13 +32,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _fail(str(error), 2)
     except FEniCSxError as error:
         _fail(str(error), 2)
-    except BrokenPipeError:  # who read the output has enough of it
+    except BrokenPipeError:  # the reader of the output has closed it
         _discard(sys.stdout)
         sys.exit(1)
     except OSError as error:
         if error.filename is None:
             _fail(f"{type(error).__name__}: {error}", 1)
-        _fail(f"cannot use {error.filename}: {error.strerror}", 2)  # a name that is too long, a place without rights
+        _fail(f"cannot use {error.filename}: {error.strerror}", 2)  # a name that is too long, or missing rights
     except Exception as error:
         _fail(f"{type(error).__name__}: {error}", 1)
     return 0
@@ -49,7 +49,7 @@ def _run(arguments: Sequence[str] | None) -> None:
     import signal
     import threading
 
-    # Python takes handlers from the main thread only; one that is not Python's own has its reasons.
+    # Python sets handlers only in the main thread, and a handler that another program installed must stay.
     ours = threading.current_thread() is threading.main_thread()
     ours = ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     try:
@@ -61,7 +61,7 @@ def _run(arguments: Sequence[str] | None) -> None:
         parsed = parse(arguments)
         with on_command_line():
             parsed.run(parsed)
-    except SystemExit:  # of --help, --version and bad arguments
+    except SystemExit:  # raised by --help, --version and bad arguments
         _flush()
         raise
     finally:
@@ -71,20 +71,20 @@ def _run(arguments: Sequence[str] | None) -> None:
 
 
 def _flush() -> None:
-    """Writes what is left of the output now: when Python ends it is too late for an error."""
+    """Writes the rest of the output now, while an error can still be reported."""
     if sys.stdout is not None:
         sys.stdout.flush()
 
 
 def _write_any_text() -> None:
-    """Letters that the encoding of the output lacks, such as ∇ in ASCII, become question marks instead of errors."""
+    """Replaces letters that the output's encoding lacks, such as ∇ in ASCII, by question marks instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Ctrl-C. While modules load it ends the process at once: some of them print exceptions, some swallow them."""
+    """Handles Ctrl-C. During imports it ends the process at once, because some modules print or swallow exceptions."""
     while frame is not None:
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
             if os.environ.get("RANK", "0") == "0":
@@ -112,7 +112,7 @@ def _fail(message: str, code: int) -> NoReturn:
             import traceback
 
             traceback.print_exc()
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ:  # of torchrun
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ:  # set by torchrun
             from training.run.distributed import is_first_to_fail
 
             alone = is_first_to_fail(message)
@@ -121,18 +121,18 @@ def _fail(message: str, code: int) -> NoReturn:
             alone = not alike or mpi.COMM_WORLD.rank == 0
         if alone:
             print(f"fem-frames: {message}", file=sys.stderr, flush=True)
-    except OSError:  # nowhere to say it: the exit code does
+    except OSError:  # the message cannot be written, but the exit code can
         _discard(sys.stderr)
     if parallel and not alike:
-        time.sleep(0.5)  # mpirun drops output that it has not passed on when a rank aborts
+        time.sleep(0.5)  # mpirun drops output that is still in transit when a rank aborts
         mpi.COMM_WORLD.Abort(code)  # the other ranks may be waiting for this one
     sys.exit(code)
 
 
 def _all_failed(comm: Any, patience: float = 2.0) -> bool:
-    """Whether every rank comes here within a moment: then one message does for all, and none need be stopped.
+    """Whether every rank fails within a moment: then one message serves for all, and no rank must be stopped.
 
-    By messages of a tag of their own: another rank may be in a collective call, which must not be joined.
+    Uses messages with their own tag, because another rank may be in a collective call, which must not be joined.
     """
     others = [rank for rank in range(comm.size) if rank != comm.rank]
     calls = [comm.isend(None, dest=rank, tag=_FAILED) for rank in others]

@@ -1,4 +1,4 @@
-"""`python -m fem_frames.commands`, for where the console command is not installed."""
+"""`python -m fem_frames.commands` runs the command where the console script is not installed."""
 
 from fem_frames.commands import main
 

@@ -1,4 +1,4 @@
-"""`fem-frames bench`: time and memory of D by every route, with ratios of one run."""
+"""`fem-frames bench`: time and memory of D by every route, with ratios within one run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fem_frames.commands.shared import declare, declare_dtypes, declare_problem, frame_of, saved_frame, show_rows
+from fem_frames.commands.shared import declare, declare_dtypes, declare_problem, frame_from_file, frame_of, show_rows
 from fem_frames.formulations.registry import formulation_class
 
 COLUMNS = {
@@ -50,7 +50,7 @@ def add(subparsers: Any) -> None:
     parser.add_argument(
         "--training",
         action="store_true",
-        help="time one step of training instead, beside the net alone; without a problem the paper's: 1D, J = 10",
+        help="time a training step instead, compared with the net alone; default problem: the paper's, 1D, J = 10",
     )
     parser.add_argument("--net", default="full", help="with --training: full, separate or separate-frame")
     parser.add_argument("--optimizer", default="adam", help="with --training: adam, sgd, soap, lbfgs or ngd")
@@ -58,12 +58,12 @@ def add(subparsers: Any) -> None:
     declare_dtypes(parser, "float32", "float16")
     parser.add_argument("--routes", nargs="+", metavar="ROUTE", help="default: all (copy recursive gather csr coo bpx)")
     parser.add_argument("--dims", nargs="+", type=int, choices=(1, 2, 3), help="of the standard cases; default: all")
-    parser.add_argument("--seconds", type=float, default=1.0, help="for each measurement; default: %(default)s")
+    parser.add_argument("--seconds", type=float, default=1.0, help="time per measurement; default: %(default)s")
     parser.add_argument("--device", default="cpu", help="default: %(default)s")
 
 
 def run(parsed: argparse.Namespace) -> None:
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler would report its start and stop
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise torch's profiler reports its start and stop
     import torch
 
     from fem_frames.operators.frame import check_device
@@ -77,8 +77,8 @@ def run(parsed: argparse.Namespace) -> None:
         raise ValueError(f"--seconds is {parsed.seconds}; give 0 to 3600")
     _check_cases(parsed)
     if parsed.frame is not None and parsed.problem is None and parsed.routes is None and not parsed.training:
-        # A frame of a problem from a file serves without it: what needs the problem is left out.
-        routes = routes if saved_frame(parsed).record.get("problem") in KNOWN else [r for r in routes if r != "bpx"]
+        # The frame of a user's problem is measured without that problem, so the route that needs it is omitted.
+        routes = routes if frame_from_file(parsed).record.get("problem") in KNOWN else [r for r in routes if r != "bpx"]
     record = {
         "batch": parsed.batch,
         "device": parsed.device,
@@ -137,7 +137,7 @@ def _check_cases(parsed: argparse.Namespace) -> None:
 
 def _cases(parsed: argparse.Namespace, routes: list[str]) -> Iterator[Any]:
     if parsed.frame is not None and parsed.problem is None and "bpx" not in routes:
-        yield lambda: (saved_frame(parsed), None)  # all other routes are those of D, which needs no problem
+        yield lambda: (frame_from_file(parsed), None)  # the other routes measure D, which needs no problem
         return
     if parsed.frame is not None or parsed.problem is not None:
         yield lambda: frame_of(parsed)
@@ -157,7 +157,7 @@ def _cases(parsed: argparse.Namespace, routes: list[str]) -> Iterator[Any]:
 
 
 def _with_ratios(row: dict[str, Any], same: list[dict[str, Any]]) -> dict[str, Any]:
-    """The row and its ratios to the routes copy, gather and csr of the same case; None where those were not run."""
+    """The row with its ratios to the routes copy, gather and csr of the same case; None for routes not run."""
     by_route = {r["route"]: r for r in same}
 
     def ratio(key: str, over: str, inverse: bool = False) -> float | None:
@@ -180,7 +180,7 @@ def _with_ratios(row: dict[str, Any], same: list[dict[str, Any]]) -> dict[str, A
 
 
 def _growth(rows: list[Mapping[str, Any]]) -> None:
-    """Time per cell on the finest level over that on the coarsest, for cases with several levels."""
+    """Prints the time per cell on the finest level divided by that on the coarsest, for cases with several levels."""
     groups: dict[tuple[int, str, str, str], list[Mapping[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["dim"], row["form"], row["dtype"], row["route"]), []).append(row)

@@ -27,13 +27,13 @@ def add(subparsers: Any) -> None:
         "condition",
         run,
         "Condition numbers of A_y, of HᵀA_yH, of D on ker(F)^⊥ and of C_y on the range of D, on every level. "
-        "For least squares also of the frame of the flux in H(div). By Lanczos in float64, without dense matrices.",
+        "For least squares also of the flux frame in H(div). Computed by Lanczos in float64, without dense matrices.",
     )
     declare_problem(parser, or_frame=True)
-    declare_samples(parser, 0, "random samples of y, of which the worst counts; default: 0, their middle")
+    declare_samples(parser, 0, "random samples of y, of which the worst counts; default: 0, the middle")
     declare_device(parser)
     parser.add_argument("--without", metavar="FAMILY", help="leave out a family of the frame: curl")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them over the levels (.png, .pdf, .svg)")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="plot them over the levels (.png, .pdf, .svg)")
     declare_force(parser)
 
 

@@ -1,4 +1,4 @@
-"""`fem-frames evaluate`: a trained surrogate against reference solutions for fresh samples."""
+"""`fem-frames evaluate`: compares a trained surrogate with reference solutions for new samples."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def add(subparsers: Any) -> None:
         subparsers,
         "evaluate",
         run,
-        "Errors and losses of a trained surrogate for random samples, against PETSc; where that is absent, against "
+        "Errors and losses of a trained surrogate for random samples, against PETSc, or where PETSc is absent against "
         "conjugate gradients in frame coordinates to 1e-12. Also the mean and maximum of its error bounds, which need "
-        "no reference, and of these relative to the norm of the solution.",
+        "no reference, and of these bounds relative to the norm of the solution.",
     )
     declare_run(parser)
     declare_device(parser)

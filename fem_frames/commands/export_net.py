@@ -1,4 +1,4 @@
-"""`fem-frames export-net`: the net alone, for programs without fem-frames."""
+"""`fem-frames export-net`: writes the net alone, for programs without fem-frames."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def add(subparsers: Any) -> None:
         "Writes the net, y to frame coefficients, as a program of torch.export (.pt2) or ONNX (.onnx).",
     )
     declare_run(parser)
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="name that ends in .pt2 or .onnx")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="file name ending in .pt2 or .onnx")
     declare_force(parser)
 
 

@@ -1,4 +1,4 @@
-"""`fem-frames info`: versions of everything that takes part, BLAS and devices."""
+"""`fem-frames info`: versions of all libraries in use, BLAS and devices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fem_frames.commands.shared import declare, show
 
 
 def add(subparsers: Any) -> None:
-    declare(subparsers, "info", run, "Versions of DOLFINx, PETSc, MPI, torch and BLAS, and the devices there are.")
+    declare(subparsers, "info", run, "Versions of DOLFINx, PETSc, MPI, torch and BLAS, and the available devices.")
 
 
 def run(parsed: argparse.Namespace) -> None:
@@ -22,7 +22,7 @@ def run(parsed: argparse.Namespace) -> None:
 
 
 def collect() -> dict[str, Any]:
-    """Versions by name; what is not installed is said to be absent."""
+    """Versions by name; "absent" for what is not installed."""
     found: dict[str, Any] = {"fem-frames": __version__, "python": platform.python_version()}
     devices = ["cpu"]
     try:
@@ -59,7 +59,7 @@ def _petsc() -> str:
 
 
 def _products(torch: Any) -> dict[str, Any]:
-    """How CUDA multiplies unless told otherwise, as training does; nothing where torch has no CUDA."""
+    """CUDA's default precision of matrix products, which training uses; empty if torch has no CUDA."""
     if torch.version.cuda is None:
         return {}
     from training.run.devices import product_settings
@@ -68,7 +68,7 @@ def _products(torch: Any) -> dict[str, Any]:
 
 
 def _blas() -> list[str]:
-    """BLAS libraries this process has loaded, by file name; empty where the system does not tell."""
+    """File names of the BLAS libraries in this process; empty if the system does not tell."""
     maps = Path("/proc/self/maps")
     if not maps.exists():
         return []

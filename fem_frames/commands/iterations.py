@@ -34,7 +34,7 @@ def add(subparsers: Any) -> None:
         "iterations",
         run,
         "Iterations of conjugate gradients for A_y, HᵀA_yH and DᵀC_yD on every level, and the residual at the end. "
-        "The most over the samples; - where the tolerance was not reached in 5000.",
+        "The maximum over the samples; - where 5000 iterations do not reach the tolerance.",
     )
     declare_problem(parser, or_frame=True)
     declare_samples(parser, 4, "random samples of y; 0: the middle of the parameters; default: %(default)s")

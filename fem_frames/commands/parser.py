@@ -1,4 +1,4 @@
-"""The command line of `fem-frames`: all subcommands, declared. Needs neither torch nor DOLFINx, so help is quick."""
+"""The command line of `fem-frames` with all subcommands. Imports neither torch nor DOLFINx, so help is quick."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ COMMANDS = (
 
 
 class _Parser(argparse.ArgumentParser):
-    """One line for what is wrong instead of the whole usage."""
+    """Reports errors in one line instead of the whole usage."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {' '.join(message.split())}; {self.prog} --help says more\n")
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """As argparse does, but without dropping errors: help that cannot be written is no success."""
+        """Like argparse, but without hiding errors: help that cannot be written is not a success."""
         if message:
             (file or sys.stderr).write(message)
 
@@ -58,7 +58,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The arguments by name, with `run`, the function of the subcommand; words for PETSc as `petsc_arguments`."""
+    """The arguments by name, with the subcommand's function as `run` and PETSc's words as `petsc_arguments`."""
     parsed, rest = make_parser().parse_known_args(arguments)
     strangers = [word for word in rest if word.startswith("--")] if parsed.takes_petsc_options else rest
     if strangers or (rest and not rest[0].startswith("-")):

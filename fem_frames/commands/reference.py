@@ -20,7 +20,7 @@ def add(subparsers: Any) -> None:
         "reference",
         run,
         "Finite element solutions by PETSc for random samples of y. Runs serially or under mpirun; "
-        "a run that was killed continues when it is started again. "
+        "started again, a killed run continues. "
         "Options with one dash, like -ksp_monitor, go to PETSc.",
         takes_petsc_options=True,
     )
@@ -37,13 +37,13 @@ def add(subparsers: Any) -> None:
         "--distribute",
         choices=("samples", "mesh"),
         default="samples",
-        help="under mpirun: each rank its own samples, or all ranks one mesh; default: %(default)s",
+        help="under mpirun: each rank solves its own samples, or all ranks share a mesh; default: %(default)s",
     )
-    parser.add_argument("--force", action="store_true", help="replace a file or an unfinished run that is there")
+    parser.add_argument("--force", action="store_true", help="replace an existing file or unfinished run")
 
 
 def run(parsed: argparse.Namespace) -> None:
-    with contextlib.suppress(ModuleNotFoundError):  # the next imports say what is missing
+    with contextlib.suppress(ModuleNotFoundError):  # the next imports report what is missing
         import petsc4py
 
         petsc4py.init(["fem-frames", *parsed.petsc_arguments])  # before anything imports PETSc
@@ -74,7 +74,7 @@ def run(parsed: argparse.Namespace) -> None:
 
 
 def petsc_options_of(words: list[str]) -> dict[str, str | None]:
-    """PETSc's options by name, from words of a command line."""
+    """PETSc options by name, from the words of a command line."""
     options: dict[str, str | None] = {}
     name = ""
     for word in words:

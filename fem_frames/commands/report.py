@@ -1,4 +1,4 @@
-"""`fem-frames report`: tables and figures from the runs of an experiment."""
+"""`fem-frames report`: makes tables and figures from the runs of an experiment."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def add(subparsers: Any) -> None:
         subparsers,
         "report",
         run,
-        "Collects what is there of an experiment into Markdown, JSON and figures, with the paper's values beside it. "
-        "Runs that are missing or at work are shown as such.",
+        "Collects the runs of an experiment into Markdown, JSON and figures, beside the paper's values. "
+        "Runs that are missing or still at work are marked.",
     )
     parser.add_argument(
         "experiment",
         type=Path,
         metavar="DIR",
-        help="folder of `tables`; or a report.json, to be drawn anew; or a comparison.json of demo_comparison.py",
+        help="folder of `tables`; or a report.json, to be drawn again; or a comparison.json of demo_comparison.py",
     )
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="default: DIR/report")
     parser.add_argument(
@@ -36,7 +36,7 @@ def add(subparsers: Any) -> None:
         action="append",
         default=[],
         metavar="REPORT.json",
-        help="take cells that are not complete here from this report, made before or on another machine",
+        help="take incomplete cells from this report, made earlier or on another machine",
     )
     declare_cells(parser)
     parser.add_argument("--no-figures", action="store_true", help="Markdown and JSON only; needs no matplotlib")
@@ -69,7 +69,7 @@ def run(parsed: argparse.Namespace) -> None:
         check_writable(out / name)
     if not parsed.no_figures:
         for path in parsed.add if from_runs else [parsed.experiment]:
-            _copy(path.with_name(INITIALISATION), out / INITIALISATION)  # what JSON does not have
+            _copy(path.with_name(INITIALISATION), out / INITIALISATION)  # this picture is not in the JSON
         report["figures"] = _draw(report, parsed.experiment if from_runs else None, out)
     write_report(report, out)
     cells = {row["cell"]: row["status"] for table in report["tables"] for row in table["rows"]}
@@ -80,7 +80,7 @@ def run(parsed: argparse.Namespace) -> None:
 
 
 def _collect(parsed: argparse.Namespace) -> dict[str, Any]:
-    """The report of a folder, with what `--add` and `--fresh-seed` ask for."""
+    """The report of a folder, with the additions of `--add` and `--fresh-seed`."""
     from training.experiments.earlier_reports import fill_in, read_report
     from training.experiments.report import collect
 
@@ -98,7 +98,7 @@ def _collect(parsed: argparse.Namespace) -> dict[str, Any]:
     if parsed.fresh_seed is None:
         return filled(None)
     cells = _cells(parsed)
-    filled({cell.name: {"seed": parsed.fresh_seed} for cell in cells})  # what does not fit is found before the work
+    filled({cell.name: {"seed": parsed.fresh_seed} for cell in cells})  # finds misfits before the work
     return filled(_evaluate(cells, parsed.fresh_seed))
 
 
@@ -125,14 +125,14 @@ def _cells(parsed: argparse.Namespace) -> list[Any]:
 
 
 def _evaluate(cells: list[Any], seed: int) -> dict[str, Any]:
-    from training.experiments.new_samples import evaluate_fresh
+    from training.experiments.new_samples import evaluate_new_samples
 
     with progress_bar("evaluated", wanted=True) as progress:
-        return evaluate_fresh(cells, seed, progress)
+        return evaluate_new_samples(cells, seed, progress)
 
 
 def _draw(report: dict[str, Any], experiment: Path | None, out: Path) -> dict[str, str]:
-    """The captions of all pictures in the folder, by file name."""
+    """Draws all pictures into the folder; their captions by file name."""
     from training.experiments.figures import SAMPLES, draw_figures, draw_initialisation
 
     captions = draw_figures(report, out)

@@ -33,7 +33,7 @@ def add(subparsers: Any) -> None:
         subparsers,
         "rounding",
         run,
-        "Errors of residual and gradient near the solution, relative to the load, and the loss beside its true value, "
+        "Errors of residual and gradient near the solution, relative to the load, and the loss with its true value, "
         "as J grows. For HᵀA_yH and for DᵀC_yD with D sparse, gathered or recursive.",
     )
     declare_problem(parser, or_frame=True)
@@ -43,10 +43,10 @@ def add(subparsers: Any) -> None:
         "--sums",
         choices=("working", "float32"),
         default="working",
-        help="how the routes sparse and gather sum in half precision: in it, as a plain implementation would, or in "
+        help="precision in which the routes sparse and gather sum: their own, as a plain implementation would, or "
         "float32; default: %(default)s",
     )
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the errors over the levels (.png, .pdf, .svg)")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="plot the errors over the levels (.png, .pdf, .svg)")
     declare_force(parser)
 
 

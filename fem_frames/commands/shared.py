@@ -1,4 +1,4 @@
-"""What subcommands have in common: declaring them, the problem's options, output, progress."""
+"""Shared parts of the subcommands: declarations, the problem's options, output, progress."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def declare(
     *,
     takes_petsc_options: bool = False,
 ) -> argparse.ArgumentParser:
-    """A subcommand with --json, described by its text."""
+    """Declares a subcommand with --json, described by the text."""
     parser = subparsers.add_parser(name, help=text.split(". ")[0].rstrip("."), description=text, allow_abbrev=False)
     parser.set_defaults(run=run, parser=parser, takes_petsc_options=takes_petsc_options)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
@@ -37,7 +37,7 @@ def declare(
 
 
 def declare_problem(parser: argparse.ArgumentParser, *, or_frame: bool = False) -> None:
-    """The options that name a problem and its mesh; with `or_frame` a file of exported arrays does instead."""
+    """Declares the options that name a problem and its mesh; with `or_frame` an exported file may replace them."""
     if or_frame:
         parser.add_argument(
             "--frame",
@@ -48,7 +48,7 @@ def declare_problem(parser: argparse.ArgumentParser, *, or_frame: bool = False) 
     parser.add_argument(
         "--problem",
         required=not or_frame,
-        help=f"{', '.join(PROBLEMS)}, or a file.py:name that defines one of your own",
+        help=f"{', '.join(PROBLEMS)}, or file.py:name of your own problem",
     )
     parser.add_argument(
         "--set",
@@ -61,7 +61,7 @@ def declare_problem(parser: argparse.ArgumentParser, *, or_frame: bool = False) 
     parser.add_argument(
         "--refinement",
         choices=REFINEMENTS,
-        help="of triangles into similar ones and tetrahedra after Bey, or by DOLFINx's rule; default: the problem's",
+        help="red: similar triangles, tetrahedra by Bey's rule; dolfinx: DOLFINx's rule; default: the problem's",
     )
     text = "default: energy" + (", or that of the file" if or_frame else "")
     parser.add_argument("--formulation", choices=formulation_names(), default=None if or_frame else "energy", help=text)
@@ -87,11 +87,11 @@ def declare_dtypes(parser: argparse.ArgumentParser, *default: str) -> None:
 
 
 def declare_force(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--force", action="store_true", help="replace a file that is there")
+    parser.add_argument("--force", action="store_true", help="replace an existing file")
 
 
 def declare_cells(parser: argparse.ArgumentParser) -> None:
-    text = "only cells of an experiment whose name matches, like '*-adam-*'"
+    text = "only cells of an experiment with matching names, like '*-adam-*'"
     parser.add_argument("--cells", default="*", metavar="PATTERN", help=text)
 
 
@@ -119,7 +119,7 @@ def declare_norm(parser: argparse.ArgumentParser) -> None:
 
 
 def check_norm(parsed: argparse.Namespace, surrogate: Any) -> None:
-    """A ValueError if the surrogate has no bounds in the norm that is asked for."""
+    """Raises a ValueError if the surrogate has no bounds in the requested norm."""
     kind = type(surrogate.formulation)
     if parsed.norm not in (None, *(norm.name for norm in kind.norms)):
         raise ValueError(
@@ -129,7 +129,7 @@ def check_norm(parsed: argparse.Namespace, surrogate: Any) -> None:
 
 
 def load_run(parsed: argparse.Namespace) -> Any:
-    """The surrogate of a run."""
+    """Loads the surrogate of a run."""
     from training.surrogate import Surrogate
 
     if parsed.set and parsed.problem is None:
@@ -143,7 +143,7 @@ def load_run(parsed: argparse.Namespace) -> Any:
 
 
 def parameters_of(text: str) -> list[float]:
-    """Numbers from a list with commas."""
+    """Numbers from a comma-separated list."""
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
@@ -151,7 +151,7 @@ def parameters_of(text: str) -> list[float]:
 
 
 def samples_of(parsed: argparse.Namespace, problem: Problem) -> Floats:
-    """(N, p) random parameters; with --samples 0 the one in the middle."""
+    """(N, p) random parameters; with --samples 0 the middle of the parameters."""
     from fem_frames.studies.levels import nominal_parameters
 
     if parsed.samples < 0 or parsed.seed < 0:
@@ -159,8 +159,8 @@ def samples_of(parsed: argparse.Namespace, problem: Problem) -> Floats:
     return problem.parameters.sample(parsed.samples, parsed.seed) if parsed.samples else nominal_parameters(problem)
 
 
-def saved_frame(parsed: argparse.Namespace) -> FrameArrays:
-    """The frame of the file given as --frame."""
+def frame_from_file(parsed: argparse.Namespace) -> FrameArrays:
+    """Loads the frame from the file given as --frame."""
     for name in ("levels", "refinement", "first_level"):
         if getattr(parsed, name) is not None:
             raise ValueError(f"--{name.replace('_', '-')} is decided by the file given as --frame: leave it out")
@@ -173,9 +173,9 @@ def saved_frame(parsed: argparse.Namespace) -> FrameArrays:
 
 
 def frame_of(parsed: argparse.Namespace) -> tuple[FrameArrays, Problem]:
-    """The frame and its problem, from a file or by DOLFINx."""
+    """The frame and its problem, from a file or made by DOLFINx."""
     if parsed.frame is not None:
-        arrays = saved_frame(parsed)
+        arrays = frame_from_file(parsed)
         if parsed.problem is None:
             return arrays, _recorded_problem(parsed.frame, arrays)
         problem = problem_of(parsed)
@@ -205,7 +205,7 @@ def problem_of(parsed: argparse.Namespace) -> Problem:
 
 
 def options_of(settings: Iterable[str]) -> dict[str, Any]:
-    """The options of a problem from what --set was given."""
+    """The options of a problem from the arguments of --set."""
     options = {}
     for setting in settings:
         name, equals, text = setting.partition("=")
@@ -221,7 +221,7 @@ def options_of(settings: Iterable[str]) -> dict[str, Any]:
 
 
 def show(record: Mapping[str, Any], as_json: bool) -> None:
-    """The result of a command: JSON for scripts, aligned lines for people, who need not read of what is not there."""
+    """Prints the result of a command: JSON for scripts, or aligned lines for people, without missing values."""
     if as_json:
         print(json.dumps(plain(record), allow_nan=False))
         return
@@ -234,7 +234,7 @@ def show(record: Mapping[str, Any], as_json: bool) -> None:
 
 
 def plain(value: Any) -> Any:
-    """The same as JSON has it, which knows neither NaN nor infinity."""
+    """The value in a form that JSON can hold: None for NaN and infinity."""
     if isinstance(value, Mapping):
         return {key: plain(entry) for key, entry in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -243,13 +243,13 @@ def plain(value: Any) -> Any:
 def show_rows(
     rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str], as_json: bool, **record: Any
 ) -> list[Mapping[str, Any]]:
-    """A table, each row as soon as it is there, or one JSON object with `rows` and the record; gives the rows back.
+    """Prints a table row by row, or one JSON object with `rows` and the record; returns the rows.
 
-    `columns` has the format of every key that is shown.
+    `columns` maps each printed key to its format.
     """
     found: list[Mapping[str, Any]] = []
     for row in rows:
-        if not as_json and not found:  # no heading before what is wrong
+        if not as_json and not found:  # an error in the first row comes before any heading
             for key, value in record.items():
                 print(f"{key.replace('_', ' ')}: {value}")
             print("  ".join(f"{key.replace('_', ' '):>{_width(key)}}" for key in columns))
@@ -268,7 +268,7 @@ def _width(key: str) -> int:
 
 @contextlib.contextmanager
 def progress_bar(text: str, wanted: bool) -> Iterator[Callable[[int, int], None]]:
-    """A function of (done, all): a bar on a terminal, elsewhere a line now and then; nothing unless wanted."""
+    """Yields a function of (done, total): a bar on a terminal, elsewhere occasional lines; nothing unless wanted."""
     if not wanted:
         yield lambda done, count: None
         return

@@ -1,4 +1,4 @@
-"""`fem-frames tables`: the runs of the paper's tables, and of what goes beyond them."""
+"""`fem-frames tables`: trains the cells of the paper's tables, and of experiments beyond them."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ def add(subparsers: Any) -> None:
         subparsers,
         "tables",
         run,
-        "Trains all cells of the paper's tables, one run each, several at a time. What is complete is skipped and what "
-        "was begun goes on: the same command again finishes an experiment that was stopped. Presets: quick (small J, a "
+        "Trains all cells of the paper's tables, one run each, several at once. It skips complete cells and continues "
+        "unfinished ones: the same command again finishes an experiment that was stopped. Presets: quick (small J, a "
         "quarter of an hour), cpu (J = 10, hours), paper (6000 epochs for all, days), best (beyond the paper: the best "
         "recipe, its ablation, J = 4 to 12, and nets with prolongations that start later).",
     )
     parser.add_argument(
         "--table", default="all", help="1, 2, 3 or all; preset best: best, ablation, levels, start or all"
     )
-    parser.add_argument("--preset", choices=PRESETS, required=True, help="how much is run")
+    parser.add_argument("--preset", choices=PRESETS, required=True, help="size of the experiment")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the experiment")
     parser.add_argument(
-        "--workers", type=int, metavar="N", help="runs at a time; default: one for each core, or one on a GPU"
+        "--workers", type=int, metavar="N", help="runs at a time; default: one per core, or one on a GPU"
     )
     declare_cells(parser)
-    parser.add_argument("--list", action="store_true", help="show the cells and how far they are, run nothing")
-    parser.add_argument("--quiet", action="store_true", help="no overview")
+    parser.add_argument("--list", action="store_true", help="show the cells and their progress, run nothing")
+    parser.add_argument("--quiet", action="store_true", help="print no overview")
 
 
 def run(parsed: argparse.Namespace) -> None:
@@ -51,25 +51,25 @@ def run(parsed: argparse.Namespace) -> None:
         return
     claim(parsed.out, parsed.preset)
     begin = time.monotonic()
-    outcome = run_cells(chosen, workers, Overview(chosen, workers, not parsed.quiet))
+    outcomes = run_cells(chosen, workers, Overview(chosen, workers, not parsed.quiet))
     record: dict[str, Any] = {
         "cells": len(chosen),
-        "done": len(outcome.done),
-        "diverged": outcome.diverged,
-        "failed": list(outcome.failed),
+        "done": len(outcomes.done),
+        "diverged": outcomes.diverged,
+        "failed": list(outcomes.failed),
         "seconds": round(time.monotonic() - begin, 1),
         "out": str(parsed.out),
     }
     show(record, parsed.json)
-    if outcome.failed:
-        name, reason = next(iter(outcome.failed.items()))
-        raise RuntimeError(f"{len(outcome.failed)} cells failed, {name}: {reason}; the same command tries them again")
+    if outcomes.failed:
+        name, reason = next(iter(outcomes.failed.items()))
+        raise RuntimeError(f"{len(outcomes.failed)} cells failed, {name}: {reason}; run the same command to try again")
     if not parsed.json:
         print(f"fem-frames report {parsed.out} writes tables and figures")
 
 
 def _default_workers() -> int:
-    """One for each core; on another device one, which has it to itself."""
+    """One worker per core; a GPU serves a single worker."""
     from training.run.building import choose_device
     from training.run.store import cores
 

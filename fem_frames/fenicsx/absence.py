@@ -1,4 +1,4 @@
-"""What is said where FEniCSx, or its PETSc, is absent or cannot be used. Needs neither."""
+"""Messages for a missing or unusable FEniCSx or PETSc. Imports neither."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WHERE = (
 
 
 class FEniCSxError(ImportError):
-    """FEniCSx is absent or cannot be used: the fact, and what to do."""
+    """FEniCSx is absent or unusable; the message states the fact and the remedy."""
 
     def __init__(self, fact: str, remedy: str = WHERE) -> None:
         super().__init__(f"{fact}; {remedy}")
@@ -20,15 +20,15 @@ class FEniCSxError(ImportError):
 
 def no_fenicsx(reason: object) -> FEniCSxError:
     others = either(
-        "commands that take --frame need none with a file that `fem-frames export` wrote elsewhere",
-        "FrameArrays.load, Surrogate.load and all that is made from them need none",
+        "commands with --frame do not need it if `fem-frames export` wrote the file elsewhere",
+        "FrameArrays.load and Surrogate.load work without it",
     )
     return FEniCSxError(f"FEniCSx is needed for this ({reason})", f"{WHERE}; {others}")
 
 
 def no_petsc(reason: object) -> FEniCSxError:
-    others = either("train and evaluate need none", "`fem_frames.solve` needs none")
+    others = either("train and evaluate do not need it", "`fem_frames.solve` does not need it")
     return FEniCSxError(
-        f"reference solutions need PETSc, which this DOLFINx comes without ({reason})",
-        f"{WHERE}, which have both; {others}",
+        f"reference solutions need PETSc, which this DOLFINx lacks ({reason})",
+        f"{WHERE}, which include both; {others}",
     )

@@ -1,11 +1,11 @@
-"""The one door to DOLFINx: every call that differs between the releases 0.5, 0.9 and 0.11 is here.
+"""The only door to DOLFINx: every call that differs between the releases 0.5, 0.9 and 0.11 is here.
 
-It needs no PETSc, which DOLFINx may come without: assembly and solvers are behind `petsc.py`. Modules take MPI, fem
-and ufl from here, so that one place says what is missing.
+It works without PETSc, which a DOLFINx may lack: assembly and solvers are in `petsc.py`. Other modules import MPI, fem
+and ufl from here, so that one place reports what is missing.
 
-Affine simplices in dimension d = 1, 2, 3 and float64. Tables have one row for each cell this rank owns.
-"Input" numbers are rows of the arrays a mesh was made from: unlike DOLFINx's own numbers they depend
-neither on the release nor on the number of ranks.
+Meshes consist of affine simplices in dimension d = 1, 2, 3, in float64. Tables have one row per cell that this rank
+owns. "Input" numbers are row numbers of the arrays from which a mesh was made: unlike DOLFINx's own numbers they
+depend neither on the release nor on the number of ranks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-# DOLFINx 0.5 loads the reference BLAS; torch imported after it would bind to that and be five times slower.
+# DOLFINx 0.5 loads the reference BLAS; torch, if imported later, would use it and be five times slower.
 with contextlib.suppress(ImportError):
     import torch  # noqa: F401
 
@@ -43,8 +43,8 @@ from fem_frames.mesh.coarse import Grid, MeshArrays
 from fem_frames.mesh.geometry import Floats, Ints, orient
 from fem_frames.mesh.simplices import facet_vectors, simplices
 
-# DOLFINx lets libraries loaded after it share their symbols; the kernels of torch.compile, all of one name, would then
-# be mixed up and write where they must not.
+# DOLFINx makes libraries that are loaded later share their symbols. The kernels of torch.compile all have the same
+# name and would overwrite each other's memory.
 if hasattr(sys, "getdlopenflags"):
     sys.setdlopenflags(sys.getdlopenflags() & ~os.RTLD_GLOBAL)
 
@@ -57,10 +57,10 @@ REFINES_INTERVALS = not _OLD
 
 if (0, 5) < tuple(int(n) for n in dolfinx.__version__.split(".")[:2]) < (0, 9):
     raise FEniCSxError(f"DOLFINx {dolfinx.__version__} is not supported, 0.5 and 0.9 or newer are")
-# 0.5 has no name for the scalars it was built with: there they are always PETSc's.
+# DOLFINx 0.5 does not export its scalar type, which is always that of PETSc.
 _SCALARS = fem.petsc.PETSc.ScalarType if _OLD else dolfinx.default_scalar_type
 if np.issubdtype(_SCALARS, np.complexfloating):
-    raise FEniCSxError("this DOLFINx has complex scalars; fem-frames needs one with real ones")
+    raise FEniCSxError("this DOLFINx has complex scalars; fem-frames needs real ones")
 
 
 P = ParamSpec("P")
@@ -68,7 +68,7 @@ T = TypeVar("T")
 
 
 def _compiling(function: Callable[P, T]) -> Callable[P, T]:
-    """The function, in which FFCx may compile: without the lines that it logs, and with the remedy where it fails."""
+    """Wraps a function that may call FFCx: hides FFCx's log, and turns compiler failures into errors with a remedy."""
 
     @functools.wraps(function)
     def quiet(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -82,7 +82,7 @@ def _compiling(function: Callable[P, T]) -> Callable[P, T]:
                 "XDG_CONFIG_HOME, to a folder that can be written and has room"
             ) from error
         except Exception as error:
-            if type(error).__name__ not in ("VerificationError", "CompileError"):  # of cffi and distutils
+            if type(error).__name__ not in ("VerificationError", "CompileError"):  # raised by cffi and distutils
                 raise
             raise ValueError(
                 f"the C compiler that FFCx calls fails: {one_line(error)}; is there room in TMPDIR and XDG_CACHE_HOME?"
@@ -98,7 +98,7 @@ def _compiling(function: Callable[P, T]) -> Callable[P, T]:
 
 @_compiling
 def generate(grid: Grid) -> MeshArrays:
-    """DOLFINx's generated mesh of a grid, as arrays."""
+    """The mesh that DOLFINx generates for a grid, as arrays."""
     comm, d = MPI.COMM_SELF, len(grid.shape)
     if d == 1:
         mesh = dmesh.create_interval(comm, grid.shape[0], [grid.lower[0], grid.upper[0]])
@@ -111,7 +111,7 @@ def generate(grid: Grid) -> MeshArrays:
 
 @_compiling
 def create(points: Floats, cells: Ints, comm: MPI.Comm) -> dmesh.Mesh:
-    """Mesh distributed over the ranks of comm, from arrays that rank 0 gives (the others' are not read)."""
+    """Mesh distributed over the ranks of comm, from the arrays of rank 0 (those of other ranks are ignored)."""
     points, cells = np.ascontiguousarray(points), np.ascontiguousarray(cells, np.int64)
     gdim = comm.bcast(points.shape[1])
     if comm.rank:
@@ -127,9 +127,9 @@ def create(points: Floats, cells: Ints, comm: MPI.Comm) -> dmesh.Mesh:
 
 @_compiling
 def refine(coarse: dmesh.Mesh) -> tuple[dmesh.Mesh, Ints]:
-    """(fine mesh, (cells,) coarse cell of each of its cells) by DOLFINx: every edge is halved. On one rank.
+    """(fine mesh, (cells,) coarse parent of each fine cell): DOLFINx halves every edge. On one rank.
 
-    Intervals only where `REFINES_INTERVALS`.
+    Refines intervals only if `REFINES_INTERVALS`.
     """
     coarse.topology.create_entities(1)
     if _OLD:
@@ -139,11 +139,11 @@ def refine(coarse: dmesh.Mesh) -> tuple[dmesh.Mesh, Ints]:
         fine = dmesh.Mesh(fine, ufl.Mesh(coarse.ufl_domain().ufl_coordinate_element()))
     else:
         fine, parent, _ = dmesh.refine(coarse, partitioner=None, option=dmesh.RefinementOption.parent_cell)
-    return fine, np.asarray(parent, np.int64)[input_cells(fine)]  # parents come in input order
+    return fine, np.asarray(parent, np.int64)[input_cells(fine)]  # DOLFINx lists parents in input order
 
 
 def arrays_of(mesh: dmesh.Mesh, cell_tags: Any = None, facet_tags: Any = None) -> MeshArrays:
-    """Gathers a DOLFINx mesh, distributed or not, on every rank; points sorted by their coordinates.
+    """Gathers a DOLFINx mesh, distributed or not, on every rank, with points sorted by their coordinates.
 
     The order does not depend on the release or on the number of ranks. Untagged cells get region 0.
     """
@@ -159,8 +159,8 @@ def arrays_of(mesh: dmesh.Mesh, cell_tags: Any = None, facet_tags: Any = None) -
     for tags, dim in ((cell_tags, d), (facet_tags, d - 1)):
         if tags is not None and tags.dim != dim:
             raise ValueError(
-                f"tags of dimension {tags.dim} stand where those of dimension {dim} are expected; "
-                "give (mesh, cell tags, facet tags), None for those you do not have"
+                f"tags of dimension {tags.dim} were given where dimension {dim} is expected; "
+                "give (mesh, cell tags, facet tags), None for missing tags"
             )
     x, cells = coordinates(mesh), nodes(mesh)
     regions = np.zeros(len(cells), np.int64)
@@ -172,7 +172,7 @@ def arrays_of(mesh: dmesh.Mesh, cell_tags: Any = None, facet_tags: Any = None) -
     parts = comm.allgather((number, x, number[cells], regions, number[facets], np.asarray(tags, np.int64)))
     numbers, x, cells, regions, facets, tags = (np.concatenate([part[i] for part in parts]) for i in range(6))
     numbers, first = np.unique(numbers, return_index=True)
-    # Coordinates that different releases compute differ by rounding.
+    # Different releases compute coordinates with different rounding.
     points = x[first]
     order = np.lexsort(np.round(points / np.abs(points).max(initial=1e-300), 11).T[::-1] + 0.0)
     place = np.empty(len(order), np.int64)
@@ -189,7 +189,7 @@ def arrays_of(mesh: dmesh.Mesh, cell_tags: Any = None, facet_tags: Any = None) -
 
 
 def _tagged_facets(mesh: dmesh.Mesh, tags: Any) -> tuple[Ints, npt.NDArray]:
-    """Rows of coordinates(mesh) of the tagged facets next to cells of this rank, and their tags."""
+    """Rows of coordinates(mesh) of the tagged facets of cells on this rank, and their tags."""
     topology, d = mesh.topology, mesh.topology.dim
     topology.create_connectivity(d - 1, d)
     topology.create_connectivity(d - 1, 0)
@@ -200,7 +200,7 @@ def _tagged_facets(mesh: dmesh.Mesh, tags: Any) -> tuple[Ints, npt.NDArray]:
         node_of_vertex[cell_vertices.links(cell)] = row
     to_vertices = topology.connectivity(d - 1, 0)
     facets = [node_of_vertex[to_vertices.links(f)] for f in tags.indices]
-    # A facet between ranks is known to both: it counts where it is owned.
+    # Two ranks know a facet between them; only its owner counts it.
     keep = [i for i, f in enumerate(tags.indices) if f < topology.index_map(d - 1).size_local and facets[i].min() >= 0]
     return np.array([facets[i] for i in keep], np.int64).reshape(-1, d), np.asarray(tags.values)[keep]
 
@@ -229,12 +229,12 @@ def coordinates(mesh: dmesh.Mesh) -> Floats:
 
 
 def input_cells(mesh: dmesh.Mesh) -> Ints:
-    """(cells,) input number of every cell."""
+    """(cells,) input number of each cell."""
     return _table(mesh.topology.original_cell_index, 1, mesh)[:, 0].astype(np.int64)
 
 
 def input_nodes(mesh: dmesh.Mesh) -> Ints:
-    """(nodes,) input number of every row of coordinates(mesh)."""
+    """(nodes,) input number of each row of coordinates(mesh)."""
     return np.asarray(mesh.geometry.input_global_indices, np.int64)
 
 
@@ -243,7 +243,7 @@ def input_nodes(mesh: dmesh.Mesh) -> Ints:
 
 @_compiling
 def space(mesh: dmesh.Mesh, *families: str) -> fem.FunctionSpace:
-    """Space of lowest order of a family, such as "P", or the mixed space of several."""
+    """Lowest-order space of a family, such as "P", or the mixed space of several families."""
     make, cell = (ufl.FiniteElement, mesh.ufl_cell()) if _OLD else (basix.ufl.element, _NAMES[mesh.topology.dim])
     elements = [make(family, cell, 1) for family in families]
     if len(elements) > 1:
@@ -253,7 +253,7 @@ def space(mesh: dmesh.Mesh, *families: str) -> fem.FunctionSpace:
 
 @_compiling
 def quadrature_space(mesh: dmesh.Mesh, degree: int) -> fem.FunctionSpace:
-    """Functions that are known at the points of quadrature(d, degree)."""
+    """Functions with values at the points of quadrature(d, degree)."""
     name = _NAMES[mesh.topology.dim]
     if _OLD:
         element = ufl.FiniteElement("Quadrature", mesh.ufl_cell(), degree, quad_scheme="default")
@@ -262,7 +262,7 @@ def quadrature_space(mesh: dmesh.Mesh, degree: int) -> fem.FunctionSpace:
 
 
 def dofs(V: fem.FunctionSpace) -> Ints:
-    """(cells, n) local dofs; those of a subspace in the numbering of the whole space."""
+    """(cells, n) local dofs; those of a subspace are numbered as in the whole space."""
     return _table(V.dofmap.list, V.dofmap.dof_layout.num_dofs, V.mesh).astype(np.int64)
 
 
@@ -270,13 +270,13 @@ def dofs(V: fem.FunctionSpace) -> Ints:
 
 
 def quadrature(d: int, degree: int) -> tuple[Floats, Floats]:
-    """Points (Q, d) and weights (Q,) on the reference simplex; the scheme DOLFINx integrates with."""
+    """Points (Q, d) and weights (Q,) on the reference simplex: DOLFINx's own scheme."""
     points, weights = basix.make_quadrature(getattr(basix.CellType, str(_NAMES[d])), degree)
     return np.asarray(points).reshape(-1, d), np.asarray(weights)
 
 
 def barycentric_quadrature(d: int, degree: int) -> tuple[Floats, Floats]:
-    """The same scheme on any simplex: barycentric points (Q, d+1), the hats' values there, and weights (Q,), sum 1."""
+    """The same scheme on any simplex: barycentric points (Q, d+1), which are hat values, and weights (Q,) of sum 1."""
     points, weights = quadrature(d, degree)
     return np.concatenate([1 - points.sum(axis=1, keepdims=True), points], axis=1), weights / weights.sum()
 
@@ -290,9 +290,9 @@ def tabulate(d: int, points: Floats) -> tuple[Floats, Floats]:
 
 
 def tabulate_facets(d: int, points: Floats) -> tuple[Floats, Floats]:
-    """RT0 on the reference simplex, flux 1 through each facet: values (n, d+1, d) and divergences (n, d+1).
+    """RT0 on the reference simplex with flux 1 through each facet: values (n, d+1, d) and divergences (n, d+1).
 
-    Facets in the order of `mesh.simplices`, oriented as there; P1 for d = 1.
+    Facets have the order and orientation of `mesh.simplices`; P1 for d = 1.
     """
     if d == 1:
         values, derivatives = tabulate(1, points)
@@ -301,9 +301,9 @@ def tabulate_facets(d: int, points: Floats) -> tuple[Floats, Floats]:
     element = basix.create_element(basix.ElementFamily.RT, cell, 1, variant)
     corners, facets = np.concatenate([np.zeros((1, d)), np.eye(d)]), simplices(np.arange(d + 1)[None], d - 1)[0]
     both = np.concatenate([points, corners[facets].mean(axis=1)])
-    # basix counts facets by the corner they leave out, which is the other way round.
+    # basix numbers facets by the opposite corner, which is the reverse order.
     table = np.asarray(element.tabulate(1, both)).reshape(d + 1, len(both), d + 1, d)[:, :, ::-1]
-    middle = table[0, len(points) :]  # (d+1, d+1, d) in the middle of each facet, each function
+    middle = table[0, len(points) :]  # (d+1, d+1, d) functions at the midpoint of each facet
     flux = np.einsum("ffi,fi->f", middle, facet_vectors(corners, facets))
     table = table[:, : len(points)] / flux[:, None]
     return table[0], np.einsum("inci->nc", table[1:])
@@ -319,12 +319,12 @@ def constant(mesh: dmesh.Mesh, values: Floats) -> fem.Constant:
 
 @_compiling
 def compile_form(form: Any) -> Any:
-    """A UFL form, ready to be assembled."""
+    """Compiles a UFL form for assembly."""
     return fem.form(form)
 
 
 def integral(form: Any, comm: MPI.Comm) -> float:
-    """Value of a compiled scalar form over all ranks."""
+    """Value of a compiled scalar form, summed over all ranks."""
     return float(comm.allreduce(fem.assemble_scalar(form)))
 
 
@@ -340,7 +340,7 @@ def nodal_function(mesh: dmesh.Mesh, values: Floats, name: str) -> fem.Function:
 
 @_compiling
 def cell_function(mesh: dmesh.Mesh, values: Floats, name: str) -> fem.Function:
-    """Vectors (K, d), constant on the input cells."""
+    """Vector function that is constant on cells, with the given values (K, d) on the input cells."""
     d = values.shape[1]
     V = fem.VectorFunctionSpace(mesh, ("DG", 0)) if _OLD else fem.functionspace(mesh, ("DG", 0, (d,)))
     function = fem.Function(V)
@@ -352,7 +352,7 @@ def cell_function(mesh: dmesh.Mesh, values: Floats, name: str) -> fem.Function:
 
 
 def write_xdmf(path: str | Path, points: Floats, cells: Ints, **fields: Floats) -> None:
-    """XDMF and HDF5 for ParaView: a mesh given as arrays, and by name fields at points (N,) or on cells (K, d)."""
+    """Writes XDMF and HDF5 for ParaView: a mesh from arrays, and named fields at points (N,) or on cells (K, d)."""
     mesh = create(points, cells, MPI.COMM_SELF)
     with io.XDMFFile(MPI.COMM_SELF, str(path), "w") as file:
         file.write_mesh(mesh)
@@ -362,7 +362,7 @@ def write_xdmf(path: str | Path, points: Floats, cells: Ints, **fields: Floats) 
 
 
 def versions() -> dict[str, str]:
-    """Versions of the FEniCSx stack as it runs here."""
+    """Versions of the installed FEniCSx stack."""
     mpi = MPI.Get_library_version().split("\n")[0].strip("\0 ,")
     return {
         "dolfinx": dolfinx.__version__,

@@ -1,4 +1,4 @@
-"""Errors of nodal values and fluxes against functions, by quadrature.
+"""Errors of nodal values and fluxes against exact functions, by quadrature.
 
 K cells, N points, Q quadrature points, d dimension.
 """
@@ -23,7 +23,7 @@ def error_norms(
     gradient: Callable[[Floats], npt.ArrayLike],
     degree: int = 6,
 ) -> tuple[float, float]:
-    """(H1 seminorm, L2 norm) of the difference of the P1 function with nodal values (N,) and an exact one.
+    """(H1 seminorm, L2 norm) of the error of the P1 function with nodal values (N,).
 
     `exact` and `gradient` take x (K, Q, d) and give (K, Q) and (K, Q, d).
     """
@@ -45,7 +45,7 @@ def flux_error_norms(
     divergence: Callable[[Floats], npt.ArrayLike],
     degree: int = 6,
 ) -> tuple[float, float]:
-    """(L2 norm, L2 norm of the divergence) of the difference of the RT0 field with fluxes (F,) and an exact one.
+    """(L2 norm, L2 norm of the divergence) of the error of the RT0 field with fluxes (F,).
 
     `exact` and `divergence` take x (K, Q, d) and give (K, Q, d) and (K, Q).
     """

@@ -1,4 +1,4 @@
-"""Errors under MPI: one rank's failure becomes everyone's, before anybody waits for it in vain."""
+"""Errors under MPI: a failure on one rank is raised on all ranks, so that none waits for ever."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def together(comm: Any, work: Callable[[], T]) -> T:
-    """work() on this rank; if it fails on any rank, an error on all of them. Collective.
+    """work() on this rank; if it fails on any rank, all ranks raise an error. Collective.
 
     `work` itself must not communicate.
     """
@@ -19,9 +19,9 @@ def together(comm: Any, work: Callable[[], T]) -> T:
 
 
 def together_in_steps(comm: Any, steps: Iterable[T]) -> list[T]:
-    """All that `steps` yields on this rank; if it fails on any rank, all end after their step. Collective.
+    """The list of results of `steps` on this rank; if a step fails on any rank, all stop after their step. Collective.
 
-    `steps` itself must not communicate over comm, and may be of different length on each rank.
+    `steps` must not communicate over comm, and may have a different length on each rank.
     """
     launcher = os.getppid()
     alarm = comm.Dup() if comm.size > 1 else None
@@ -59,13 +59,13 @@ def together_in_steps(comm: Any, steps: Iterable[T]) -> list[T]:
 
 
 def end_if_orphaned(launcher: int) -> None:
-    """Ends this rank at once if mpirun, the process `launcher`, is gone: nobody would end it otherwise."""
+    """Ends this rank at once if mpirun, the process `launcher`, is gone: nothing else would end it."""
     if os.getppid() != launcher:
         print("fem-frames: mpirun was killed, so this rank ends too", file=sys.stderr, flush=True)
-        os._exit(1)  # an error would wait for other ranks, which may be gone as well
+        os._exit(1)  # an exception would wait for other ranks, which may be gone as well
 
 
 def on_root(comm: Any, work: Callable[[], T]) -> T:
-    """work() on rank 0 alone, its result on every rank; its error too. Collective."""
+    """work() on rank 0 alone; all ranks get its result or its error. Collective."""
     result = together(comm, lambda: work() if comm.rank == 0 else None)
     return comm.bcast(result)

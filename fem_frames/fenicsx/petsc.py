@@ -1,4 +1,4 @@
-"""The door to PETSc, for what is assembled and solved: DOLFINx may come without it, and exports frames then too."""
+"""The door to PETSc, for assembly and solvers. A DOLFINx without PETSc can still export frames."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-import fem_frames.fenicsx.door  # noqa: F401  which says what is wrong with DOLFINx, if anything is
+import fem_frames.fenicsx.door  # noqa: F401  so that problems with DOLFINx are reported first
 from fem_frames.fenicsx.absence import no_petsc
 
 try:
@@ -17,7 +17,7 @@ except ImportError as error:
 
 
 def assemble_matrix(form: Any, into: PETSc.Mat | None = None) -> PETSc.Mat:
-    """PETSc matrix of a compiled bilinear form, no boundary conditions; `into` is overwritten if given."""
+    """PETSc matrix of a compiled bilinear form without boundary conditions; overwrites `into` if given."""
     if into is None:
         into = fem_petsc.create_matrix(form)
     into.zeroEntries()
@@ -27,12 +27,12 @@ def assemble_matrix(form: Any, into: PETSc.Mat | None = None) -> PETSc.Mat:
 
 
 def assemble_vector(form: Any) -> PETSc.Vec:
-    """PETSc vector of a compiled linear form, contributions of all ranks added."""
+    """PETSc vector of a compiled linear form, with the contributions of all ranks added."""
     vector = fem_petsc.assemble_vector(form)
     vector.ghostUpdate(addv=PETSc.InsertMode.ADD, mode=PETSc.ScatterMode.REVERSE)
     return vector
 
 
 def version() -> str:
-    """PETSc's version and its scalars, which are real: the door to DOLFINx lets no others in."""
+    """PETSc's version and scalar type, which is real because the door to DOLFINx refuses complex builds."""
     return f"{'.'.join(map(str, PETSc.Sys.getVersion()))} ({np.dtype(PETSc.ScalarType).name})"

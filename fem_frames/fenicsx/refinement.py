@@ -1,4 +1,4 @@
-"""Refinement by DOLFINx: from a coarse mesh to nested meshes, in a numbering of our own.
+"""Refines a coarse mesh into nested meshes with DOLFINx, in this package's own numbering.
 
 N points, K cells, F boundary facets, d dimension.
 """
@@ -22,7 +22,7 @@ CELL_LIMIT = 2**28  # of the finest mesh, which has to fit into memory
 
 
 def refine(coarse: MeshArrays, levels: int, refinement: str = "red") -> MeshHierarchy:
-    """The hierarchy of `levels` uniform refinements of a coarse mesh, on this rank alone."""
+    """Refines a coarse mesh `levels` times uniformly, on this rank alone."""
     levels = whole_number(levels, "levels", least=0)
     if refinement not in REFINEMENTS:
         raise ValueError(f"refinement is {refinement!r}; choose from {', '.join(REFINEMENTS)}")
@@ -30,7 +30,7 @@ def refine(coarse: MeshArrays, levels: int, refinement: str = "red") -> MeshHier
         raise ValueError(f"levels = {levels} would make more than {CELL_LIMIT:.1e} cells; use fewer levels")
     by_dolfinx = refinement == "dolfinx" and (coarse.dimension > 1 or door.REFINES_INTERVALS)
     halve = door.refine if by_dolfinx else refine_red
-    # Ascending vertices: those of a grid's tetrahedra are then in the order that keeps them alike when refined.
+    # With ascending vertices, Bey's rule keeps the tetrahedra of a grid similar on all levels.
     mesh = door.create(coarse.points, np.sort(coarse.cells, axis=1), MPI.COMM_SELF)
     cell_number = door.input_cells(mesh)
     facets = boundary_facets(coarse.cells)
@@ -44,25 +44,25 @@ def refine(coarse: MeshArrays, levels: int, refinement: str = "red") -> MeshHier
     return MeshHierarchy(points, tuple(meshes), coarse.regions, _facet_tags(coarse, facets), refinement)
 
 
-# Edges of a simplex by their ends; its 2^d children by its corners and, counted on from them, midpoints of its edges.
+# Edges by their ends; the 2^d children by corners 0, …, d of the cell and then the midpoints of its edges, in order.
 _EDGES = {1: [[0, 1]], 2: [[0, 1], [0, 2], [1, 2]], 3: [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]}
 _CHILDREN = {
     1: [[0, 2], [2, 1]],
     2: [[0, 3, 4], [3, 1, 5], [4, 5, 2], [3, 5, 4]],
     3: [
         *([0, 4, 5, 6], [4, 1, 7, 8], [5, 7, 2, 9], [6, 8, 9, 3]),  # at the corners
-        *([4, 5, 6, 8], [4, 5, 7, 8], [5, 6, 8, 9], [5, 7, 8, 9]),  # of the octahedron, cut along the edge 5-8
+        *([4, 5, 6, 8], [4, 5, 7, 8], [5, 6, 8, 9], [5, 7, 8, 9]),  # in the octahedron, cut along the edge 5-8
     ],
 }
 
 
 def refine_red(coarse: Any) -> tuple[Any, Ints]:
-    """Like `door.refine`, but into halves, four triangles similar to their parent, or eight tetrahedra after Bey.
+    """Like `door.refine`, but into halves, four triangles similar to their parent, or eight tetrahedra by Bey's rule.
 
-    DOLFINx itself cuts triangles by their longest edge if their edges differ by a factor of √2 or more, which
-    right isosceles triangles meet exactly: what it does to them hangs on rounding, and conditions frames worse.
-    Bey's rule takes the order of a cell's vertices into account: tetrahedra of at most three shapes come from one, and
-    cubes cut into six along ascending paths (Kuhn) stay so cut on all levels, every inner point like any other.
+    DOLFINx bisects triangles by their longest edge if edge lengths differ by a factor of √2 or more. Right isosceles
+    triangles have exactly this ratio, so rounding decides how they are cut, and the frames are worse conditioned.
+    Bey's rule uses the order of a cell's vertices: the descendants of a tetrahedron have at most three shapes, and
+    cubes cut into six along ascending paths (Kuhn) keep this pattern on all levels, the same around every inner point.
     """
     x, cells = door.coordinates(coarse), door.nodes(coarse)
     d = cells.shape[1] - 1
@@ -78,7 +78,7 @@ def refine_red(coarse: Any) -> tuple[Any, Ints]:
 
 
 def coarse_mesh(source: Any) -> MeshArrays:
-    """The coarse mesh of whatever `Problem.mesh` may be. Collective if that is a distributed DOLFINx mesh."""
+    """The coarse mesh as arrays, from any kind of `Problem.mesh`. Collective for a distributed DOLFINx mesh."""
     if isinstance(source, MeshArrays):
         return source
     if isinstance(source, Grid):
@@ -87,7 +87,7 @@ def coarse_mesh(source: Any) -> MeshArrays:
         return read_gmsh(source)
     parts = source if isinstance(source, tuple | list) else (source,)
     if parts and door.is_mesh(parts[0]):
-        return door.arrays_of(*parts[:3])  # newer readers of gmsh files give more than mesh and tags
+        return door.arrays_of(*parts[:3])  # newer gmsh readers return more than mesh and tags
     raise ValueError(
         f"a mesh cannot be made from {type(source).__name__}: give a Grid, MeshArrays, the path of a gmsh file, "
         "a DOLFINx mesh, or DOLFINx's (mesh, cell tags, facet tags)"
@@ -95,9 +95,9 @@ def coarse_mesh(source: Any) -> MeshArrays:
 
 
 def _renumber(coarse: Level, points: Floats, fine: Any, parent: Ints) -> tuple[Level, Floats, Ints]:
-    """The level of DOLFINx's fine mesh in our numbering, all its points, and our numbers of its cells.
+    """DOLFINx's fine mesh as a Level in our numbering, all points, and our numbers of its cells.
 
-    `parent` (K,) is our number of the coarse cell that each fine cell lies in.
+    `parent` (K,) is our number of the coarse cell that contains each fine cell.
     """
     table, x = door.nodes(fine), door.coordinates(fine)
     d, count = x.shape[1], len(points)
@@ -108,13 +108,13 @@ def _renumber(coarse: Level, points: Floats, fine: Any, parent: Ints) -> tuple[L
     barycentric = np.concatenate([1 - local.sum(axis=-1, keepdims=True), local], axis=-1)  # (K, d+1, d+1)
     halves = np.rint(2 * barycentric)
     assert np.abs(halves / 2 - barycentric).max() < 1e-6, "DOLFINx's refinement is not nested"
-    # A vertex is a corner of the parent (one weight 1) or halves an edge of it (two weights 1/2).
+    # A vertex is a corner of the parent (one weight 1) or the midpoint of an edge (two weights 1/2).
     low = np.take_along_axis(corners, (halves > 0).argmax(axis=-1), axis=1)
     high = np.take_along_axis(corners, d - (halves[..., ::-1] > 0).argmax(axis=-1), axis=1)
     ends_of_node = np.zeros((len(x), 2), np.int64)
     ends_of_node[table] = np.stack([low, high], axis=-1)
     new = ends_of_node[:, 0] != ends_of_node[:, 1]
-    # In the order of the cells they lie in: what is gathered from cells to points then comes from the cache.
+    # New points follow the order of the cells that contain them, so gathering from cells to points stays in the cache.
     first_parent = np.full(len(x), len(coarse.cells))
     np.minimum.at(first_parent, table, parent[:, None])
     key = row_keys(ends_of_node[new], count)
@@ -139,8 +139,8 @@ def _facet_origin(coarse: Level, facets: Ints, ends: Ints, count: int) -> Ints:
     both = np.concatenate([np.repeat(np.arange(count)[:, None], 2, axis=1), ends])[facets]  # (F, d, 2)
     both = np.sort(both.reshape(len(facets), -1), axis=1)
     first = np.concatenate([np.ones((len(both), 1), bool), both[:, 1:] != both[:, :-1]], axis=1)
-    parent_facet = both[first].reshape(len(facets), -1)  # its corners: d of them
-    # Boundary points are numbered among themselves: a number for each facet then fits into 64 bits.
+    parent_facet = both[first].reshape(len(facets), -1)  # its d corners
+    # Numbering boundary points separately keeps the key of a facet within 64 bits.
     outer = np.unique(coarse.facets)
     keys = row_keys(np.searchsorted(outer, coarse.facets), len(outer))
     wanted = row_keys(np.searchsorted(outer, parent_facet), len(outer))

@@ -1,7 +1,7 @@
-"""Reference solutions for many samples, in shards: a run that was killed continues where it stopped.
+"""Reference solutions for many samples, solved in shards so that a killed run continues where it stopped.
 
-While a run lasts, FILE.parts holds its plan and the shards that are done; at the end they become FILE, at once.
-Shards do not depend on the number of ranks, so a run may be continued with more or fewer of them.
+During a run, FILE.parts holds its plan and the finished shards; at the end they become FILE in one step.
+Shards do not depend on the number of ranks, so a run may continue with more or fewer ranks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from fem_frames.problem.definition import Problem, whole_number
 
 SAMPLE_LIMIT = 10**7
 OUR_FILES = ("plan.json", "shard-*.npz", ".*.part", "lock")  # in the folder of shards
-Progress = Callable[[int, int], None]  # samples done, samples in all
+Progress = Callable[[int, int], None]  # samples done, samples in total
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,12 @@ class Sweep:
         object.__setattr__(self, "seed", whole_number(self.seed, "seed", least=0))
         if self.samples > SAMPLE_LIMIT:
             raise ValueError(f"samples is {self.samples}; one sweep takes at most {SAMPLE_LIMIT}")
-        mesh = self.problem.mesh  # of others the dimension is known when they are read
+        mesh = self.problem.mesh  # the dimension of other meshes is known only after reading them
         dimension = mesh.box.shape[1] if isinstance(mesh, Grid | MeshArrays) else None
         object.__setattr__(self, "solver", choose_solver(self.formulation, self.solver, dimension))
 
     def plan(self) -> dict[str, Any]:
-        """What decides the numbers, as JSON: a run is continued only with an equal plan."""
+        """Everything that determines the numbers, as JSON: a run continues only with an equal plan."""
         plan = {
             "problem": self.problem.name,
             "options": dict(self.problem.options),
@@ -73,7 +73,7 @@ class Sweep:
             "seed": self.seed,
             "formulation": self.formulation,
             "solver": self.solver,
-            # Those that only show something decide no numbers.
+            # Options that only print something do not change the numbers.
             "petsc_options": {
                 name: str(value)
                 for name, value in (self.petsc_options or {}).items()
@@ -83,7 +83,7 @@ class Sweep:
         return dict(json.loads(json.dumps(plan)))
 
     def shards(self) -> list[range]:
-        """Consecutive samples: at most 64 shards, except that none has more than 64 samples."""
+        """Ranges of consecutive samples: at most 64 shards, or more shards of at most 64 samples each."""
         size = int(np.clip(-(-self.samples // 64), 1, 64))
         return [range(i, min(i + size, self.samples)) for i in range(0, self.samples, size)]
 
@@ -97,16 +97,16 @@ def run_sweep(
     progress: Progress | None = None,
     comm: MPI.Comm = MPI.COMM_WORLD,
 ) -> ReferenceSolutions:
-    """Solves what is not solved yet, writes `out`, and returns its content on every rank. Collective.
+    """Solves the missing samples, writes `out`, and returns its content on every rank. Collective.
 
-    `distribute`: "samples" gives each rank shards of its own, "mesh" solves each sample on all ranks.
-    A complete `out` of an equal sweep is not solved again; any other is kept unless `force`.
+    `distribute`: "samples" gives each rank its own shards, "mesh" solves each sample on all ranks.
+    A complete `out` of an equal sweep is reused; any other file is replaced only with `force`.
     """
     if distribute not in ("samples", "mesh"):
         raise ValueError(f"distribute is {distribute!r}; choose samples or mesh")
     out = Path(out).absolute()
     parts = out.with_name(out.name + ".parts")
-    # Gathered before the ranks part: a distributed DOLFINx mesh takes all of them.
+    # A distributed DOLFINx mesh must be gathered while all ranks still work together.
     sweep = replace(sweep, problem=replace(sweep.problem, mesh=coarse_mesh(sweep.problem.mesh)))
     plan = on_root(comm, sweep.plan)
     held = together(comm, lambda: _hold(out, parts, plan, force) if comm.rank == 0 else None)
@@ -116,7 +116,7 @@ def run_sweep(
         _solve_missing(sweep, plan, parts, distribute, progress, comm)
         return on_root(comm, lambda: _join(plan, len(sweep.shards()), out, parts))
     except BaseException:
-        if held is not None and not any(parts.glob("shard-*")):  # nothing is done that is worth a folder
+        if held is not None and not any(parts.glob("shard-*")):  # no finished shard is lost with the folder
             _remove(parts)
         raise
     finally:
@@ -166,9 +166,9 @@ def _solve_missing(
 
 
 def problem_digest(problem: Problem, levels: int, formulation: str) -> str:
-    """A short name for mesh, coefficient, source and boundary data, which tells apart problems called the same.
+    """A short hash of mesh, coefficient, source and boundary data, which distinguishes problems of equal name.
 
-    By their values on the finest mesh for three y, rounded: functions have no other identity.
+    Functions have no other identity than their values, so it hashes rounded values on the finest mesh for three y.
     """
     hierarchy = MeshHierarchy.from_problem(problem, levels)
     y, x, regions = problem.parameters.sample(3, 0), hierarchy.centres()[:, None], hierarchy.regions(problem)
@@ -205,7 +205,7 @@ def _solver(sweep: Sweep, comm: MPI.Comm) -> ReferenceSolver:
 
 
 def _hold(out: Path, parts: Path, plan: dict[str, Any], force: bool) -> IO[bytes] | None:
-    """Makes the folder of shards ready and holds it against other runs; None if `out` is complete already."""
+    """Prepares and locks the folder of shards; None if `out` is already complete."""
     if not force and _is_complete(out, plan) and not parts.exists():
         return None
     check_writable(out)
@@ -213,7 +213,7 @@ def _hold(out: Path, parts: Path, plan: dict[str, Any], force: bool) -> IO[bytes
         _check_ours(parts)
     held = lock(parts / "lock")
     try:
-        # Complete since the run that held the folder ended, or by one that was killed before it removed the folder.
+        # The previous holder may have completed it, or died before removing the folder.
         complete = not force and _is_complete(out, plan)
         if not complete:
             _check_parts(parts, plan, force)
@@ -221,7 +221,7 @@ def _hold(out: Path, parts: Path, plan: dict[str, Any], force: bool) -> IO[bytes
         held.close()
         raise
     for rest in [*parts.glob(".*.part"), *out.resolve().parent.glob(f".{out.resolve().name}.*.part")]:
-        rest.unlink()  # of a write that was killed
+        rest.unlink()  # left by a killed write
     if complete:
         _remove(parts)
         held.close()
@@ -230,7 +230,7 @@ def _hold(out: Path, parts: Path, plan: dict[str, Any], force: bool) -> IO[bytes
 
 
 def _is_complete(out: Path, plan: dict[str, Any]) -> bool:
-    """Whether `out` holds this sweep; a ValueError if it holds anything else."""
+    """Whether `out` holds this sweep; a ValueError if it holds something else."""
     if not is_there(out) or not out.is_file():
         return False
     try:
@@ -248,22 +248,22 @@ def _is_complete(out: Path, plan: dict[str, Any]) -> bool:
 
 
 def _check_ours(parts: Path) -> None:
-    """A ValueError if the folder of shards is none, or has anything in it that a sweep does not put there."""
+    """Raises a ValueError if `parts` is not a folder, or contains files that no sweep writes."""
     advice = "remove it, or choose another name than " + parts.name.removesuffix(".parts")
     if parts.exists() and not parts.is_dir():
         raise ValueError(f"{parts} is in the way of the folder for unfinished work: {advice}")
     try:
         names = [p.name for p in parts.iterdir()]
-    except FileNotFoundError:  # removed a moment ago, by the run that held it
+    except FileNotFoundError:  # the run that held it has just removed it
         return
     refuse_links(parts)
     foreign = [name for name in names if not any(fnmatch.fnmatch(name, known) for known in OUR_FILES)]
     if foreign:
-        raise ValueError(f"{parts} holds {foreign[0]}, which is not of this program: {advice}")
+        raise ValueError(f"{parts} holds {foreign[0]}, which no sweep wrote: {advice}")
 
 
 def _remove(parts: Path) -> None:
-    """Removes what sweeps put into the folder, and the folder if nothing else is in it."""
+    """Removes the files of sweeps from the folder, and the folder itself if it is then empty."""
     for known in OUR_FILES:
         for file in parts.glob(known):
             file.unlink(missing_ok=True)
@@ -272,14 +272,14 @@ def _remove(parts: Path) -> None:
 
 
 def _check_parts(parts: Path, plan: dict[str, Any], force: bool) -> None:
-    """The folder of shards is of this plan from here on; a ValueError if it is of another."""
+    """Writes the plan into the folder of shards; a ValueError if it already holds shards of another plan."""
     head, shards = parts / "plan.json", list(parts.glob("shard-*"))
     if shards and not force:
         try:
             found = dict(json.loads(head.read_text()))
         except (OSError, ValueError, TypeError, RecursionError) as error:
             raise ValueError(
-                f"{parts} holds shards but no plan that can be read: remove it, or replace it by {option('force')}"
+                f"{parts} holds shards but no readable plan: remove it, or replace it by {option('force')}"
             ) from error
         if found != plan:
             raise ValueError(
@@ -309,7 +309,7 @@ def _complete(parts: Path, i: int, y: Floats) -> bool:
         return False
     try:
         return bool(np.array_equal(ReferenceSolutions.load(file).y, y))
-    except ValueError:  # damaged from outside: solved again
+    except ValueError:  # damaged, so it is solved again
         return False
 
 

@@ -1,1 +1,1 @@
-"""Meshes of simplices: coarse ones, gmsh files, and nested hierarchies. DOLFINx is imported only to refine."""
+"""Simplicial meshes: coarse meshes, gmsh files and nested hierarchies. Only refinement imports DOLFINx."""

@@ -1,4 +1,4 @@
-"""Checks of meshes that users give: references, orientation, overlaps, hanging nodes."""
+"""Checks of user meshes: point numbers, orientation, overlaps, hanging nodes."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def check_geometry(points: Floats, cells: Ints) -> None:
 
 
 def _check_facets(points: Floats, cells: Ints) -> None:
-    """Every facet has at most two cells, on opposite sides of it: nothing overlaps there."""
+    """Every facet has at most two cells, on opposite sides of it, so that they do not overlap."""
     d = points.shape[1]
     facets = facets_of(cells).reshape(-1, d)
     _, position, count = np.unique(row_keys(facets, len(points)), return_inverse=True, return_counts=True)
     if count.max() > 2:
         cell = int(np.flatnonzero(count[position] > 2)[0]) // (d + 1)
-        raise ValueError(f"a facet of cell {cell} belongs to more than two cells; remove the cells that stand twice")
-    # Both cells of an inner facet see it in opposite orientation, up to the place of the opposite vertex.
+        raise ValueError(f"a facet of cell {cell} belongs to more than two cells; remove duplicate cells")
+    # Two cells see their common facet in opposite orientations, up to the position of the opposite vertex.
     order = np.argsort(facets, axis=1)
     parity = np.linalg.det(np.eye(d)[order]).round() if d > 1 else np.ones(len(facets))
     side = parity * np.tile((-1.0) ** np.arange(d + 1), len(cells))
@@ -72,7 +72,7 @@ def _check_facets(points: Floats, cells: Ints) -> None:
 
 
 def _check_hanging(points: Floats, cells: Ints) -> None:
-    """No vertex lies on a boundary facet of a cell that does not have it."""
+    """No vertex lies on a boundary facet without being one of its corners."""
     if points.shape[1] == 1:
         return
     facets = boundary_facets(cells)
@@ -82,7 +82,7 @@ def _check_hanging(points: Floats, cells: Ints) -> None:
     near = _points_near(points[vertices], centre, radius)
     facet = np.repeat(np.arange(len(facets)), [len(found) for found in near])
     vertex = vertices[np.concatenate(near)]
-    # Barycentric coordinates of the nearest point in the facet's plane, and the distance from it.
+    # Barycentric coordinates of the projection onto the facet's plane, and the distance to that plane.
     edges = np.swapaxes(corners[facet, 1:] - corners[facet, :1], 1, 2)  # (n, d, d-1)
     offset = points[vertex] - corners[facet, 0]
     local = np.einsum("nij,nj->ni", np.linalg.pinv(edges), offset)
@@ -98,9 +98,9 @@ def _check_hanging(points: Floats, cells: Ints) -> None:
 
 
 def _points_near(points: Floats, centres: Floats, radii: Floats) -> list[Ints]:
-    """For every ball the numbers of the points in it."""
+    """The numbers of the points in each ball."""
     try:
         from scipy.spatial import cKDTree
-    except ImportError:  # where there is no DOLFINx, meshes are small
+    except ImportError:  # without DOLFINx meshes are small
         return [np.flatnonzero(np.linalg.norm(points - c, axis=1) <= r) for c, r in zip(centres, radii, strict=True)]
     return [np.asarray(found, np.int64) for found in cKDTree(points).query_ball_point(centres, radii)]

@@ -1,4 +1,4 @@
-"""Coarse meshes of simplices: DOLFINx's grids by description, and arrays. No DOLFINx here.
+"""Coarse simplicial meshes: descriptions of DOLFINx grids, and arrays. Needs no DOLFINx.
 
 K cells, N points, F facets, d dimension.
 """
@@ -17,7 +17,7 @@ _CELL_NAMES = {1: "intervals", 2: "triangles", 3: "tetrahedra"}
 
 @dataclass(frozen=True)
 class Grid:
-    """Interval, rectangle or box, cut into simplices by DOLFINx's own generator."""
+    """An interval, rectangle or box that DOLFINx divides into simplices."""
 
     shape: tuple[int, ...]
     """Number of intervals, squares or cubes in each direction."""
@@ -48,9 +48,9 @@ class Grid:
 
 @dataclass(frozen=True, eq=False)
 class MeshArrays:
-    """Points and simplices as arrays, checked: what a hierarchy starts from.
+    """Points and simplices as checked arrays, from which a hierarchy is refined.
 
-    Cells list their vertices in positive orientation (counter-clockwise in 2D); `orient` sees to it.
+    Cells list their vertices in positive orientation (counter-clockwise in 2D); `orient` arranges this.
     """
 
     points: Floats  # (N, d)
@@ -77,14 +77,14 @@ class MeshArrays:
         if len(regions) == 0:
             regions = np.zeros(len(cells), np.int64)
         if len(regions) != len(cells):
-            raise ValueError(f"{len(regions)} region tags were given for {len(cells)} cells; give one a cell")
+            raise ValueError(f"{len(regions)} region tags were given for {len(cells)} cells; give one per cell")
         facets = checked_array(self.facets, np.int64, "facets", 2)
         if len(facets) and facets.shape[1] != d:
             raise ValueError(f"facets have {facets.shape[1]} points each; in dimension {d} they have {d}")
         facets = facets.reshape(-1, d)
         tags = checked_array(self.facet_tags, np.int64, "facet_tags", 1)
         if len(tags) != len(facets):
-            raise ValueError(f"{len(tags)} facet tags were given for {len(facets)} facets; give one a facet")
+            raise ValueError(f"{len(tags)} facet tags were given for {len(facets)} facets; give one per facet")
         check_references(facets, len(points), "facet")
         unused = np.setdiff1d(np.arange(len(points)), cells)
         if len(unused):

@@ -1,4 +1,4 @@
-"""Meshes from gmsh files, by meshio."""
+"""Reads meshes from gmsh files with meshio."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fem_frames.mesh.geometry import orient
 
 
 def read_gmsh(path: str | Path) -> MeshArrays:
-    """Simplices of the highest dimension in a gmsh .msh file; physical groups give region and facet tags."""
+    """The simplices of highest dimension in a gmsh .msh file; physical groups become region and facet tags."""
     try:
         import meshio
     except ImportError as error:
@@ -26,10 +26,10 @@ def read_gmsh(path: str | Path) -> MeshArrays:
     try:
         with contextlib.redirect_stdout(complaint), contextlib.redirect_stderr(complaint):
             content = meshio.read(path, file_format="gmsh")
-    # meshio ends some malformed files by sys.exit, and raises its own and many other errors for the rest.
+    # meshio calls sys.exit on some malformed files, and raises its own and many other errors on others.
     except (Exception, SystemExit) as error:
         raise ValueError(
-            f"{path} cannot be read as a gmsh mesh; save it by gmsh as .msh 2.2 or 4.1, everything in physical groups"
+            f"{path} cannot be read as a gmsh mesh; save it with gmsh as .msh 2.2 or 4.1, all in physical groups"
         ) from error
     kinds = ("line", "triangle", "tetra")
     present = [d for d, kind in enumerate(kinds, start=1) if kind in content.cells_dict]
@@ -43,7 +43,7 @@ def read_gmsh(path: str | Path) -> MeshArrays:
     cells = content.cells_dict[kinds[d - 1]].astype(np.int64)
     facet_kind = ("vertex", *kinds)[d - 1]
     tagged = facet_kind in tags and facet_kind in content.cells_dict
-    used, cells = np.unique(cells, return_inverse=True)  # gmsh keeps points that no cell uses
+    used, cells = np.unique(cells, return_inverse=True)  # gmsh keeps points that belong to no cell
     place = np.full(len(content.points), -1, np.int64)
     place[used] = np.arange(len(used))
     points = np.ascontiguousarray(content.points[used, :d], np.float64)

@@ -1,7 +1,7 @@
-"""Nested meshes: a coarse mesh and its uniform refinements by DOLFINx, in a numbering of our own.
+"""Nested meshes: a coarse mesh and its uniform refinements, in this package's own numbering.
 
-The numbering depends neither on the DOLFINx release nor on MPI: points of a level come first on the next, new
-ones follow in the order of the cells they lie in; the children of cell c are the cells 2^d c, …, 2^d c + 2^d - 1;
+The numbering depends neither on the DOLFINx release nor on MPI: a level keeps the numbers of the coarser points, and
+new points follow in the order of the cells that contain them; the children of cell c are 2^d c, …, 2^d c + 2^d - 1;
 vertices ascend within a cell. So the ancestor of fine cell c, j levels up, is c >> (d j).
 
 N points, K cells, F boundary facets, d dimension, J the finest level.
@@ -28,9 +28,9 @@ class Level:
     """One mesh of a hierarchy; its points are the first rows of the hierarchy's points."""
 
     cells: Ints  # (K, d+1) points of each cell, ascending
-    ends: Ints  # (N - N of the level before, 2) ends of the edge that each new point halves; (0, 2) on level 0
+    ends: Ints  # (N - N of the coarser level, 2) ends of the edge whose midpoint each new point is; (0, 2) on level 0
     facets: Ints  # (F, d) points of each boundary facet, ascending
-    facet_origin: Ints  # (F,) boundary facet of level 0 that it lies in
+    facet_origin: Ints  # (F,) boundary facet of level 0 that contains each facet
 
     @property
     def point_count(self) -> int:
@@ -44,14 +44,14 @@ class MeshHierarchy:
     points: Floats  # (N, d) of the finest level
     levels: tuple[Level, ...]
     coarse_regions: Ints  # (K of level 0,)
-    coarse_facet_tags: Ints  # (F of level 0,), -1 where the mesh gave none
+    coarse_facet_tags: Ints  # (F of level 0,), -1 where the mesh has no tag
     refinement: str = "red"
     source: Any = None
-    """`Problem.mesh` that it comes from."""
+    """The `Problem.mesh` that was refined."""
 
     @classmethod
     def from_problem(cls, problem: Problem, levels: int) -> MeshHierarchy:
-        """The hierarchy of a problem's mesh; on every rank the same."""
+        """Refines the mesh of a problem; every rank gets the same hierarchy."""
         from fem_frames.fenicsx.refinement import coarse_mesh
 
         levels = problem.check_levels(levels)
@@ -59,7 +59,7 @@ class MeshHierarchy:
 
     @classmethod
     def refine(cls, coarse: MeshArrays, levels: int, refinement: str = "red") -> MeshHierarchy:
-        """The hierarchy of `levels` uniform refinements of a coarse mesh, on this rank alone."""
+        """Refines a coarse mesh `levels` times, on this rank alone."""
         from fem_frames.fenicsx.refinement import refine
 
         return refine(coarse, levels, refinement)
@@ -86,21 +86,21 @@ class MeshHierarchy:
         return np.asarray(self.points[self.levels[level].cells].mean(axis=1))
 
     def regions(self, problem: Problem) -> Ints:
-        """(K,) region tag of every finest cell."""
+        """(K,) region tag of each cell on the finest level."""
         if problem.regions is None:
             return np.repeat(self.coarse_regions, len(self.finest.cells) // len(self.coarse_regions))
         with calling("regions", problem.regions, "it is a function of x (n, d), x[:, i], with n whole numbers"):
             tags = np.asarray(problem.regions(self.centres()))
         if tags.shape != (len(self.finest.cells),):
             raise ValueError(
-                f"regions gave tags of shape {tags.shape} for {len(self.finest.cells)} cells; give one a cell"
+                f"regions gave tags of shape {tags.shape} for {len(self.finest.cells)} cells; give one per cell"
             )
         if not np.array_equal(tags, tags.astype(np.int64)):
             raise ValueError("regions gave tags that are not whole numbers")
         return tags.astype(np.int64)
 
     def check_problem(self, problem: Problem) -> None:
-        """A ValueError if this is the hierarchy of another problem's mesh."""
+        """Raises a ValueError if this hierarchy belongs to the mesh of another problem."""
         mine, other = self.source, problem.mesh
         if mine is None:
             return
@@ -115,7 +115,7 @@ class MeshHierarchy:
             raise ValueError(f"the hierarchy is not of the mesh of {problem.name}; use MeshHierarchy.from_problem")
 
     def dirichlet_facets(self, problem: Problem) -> np.ndarray:
-        """(F of level 0,) whether u is given on a boundary facet of the coarse mesh."""
+        """(F of level 0,) whether u is given on each boundary facet of the coarse mesh."""
         facets = self.levels[0].facets
         if isinstance(problem.dirichlet, str):
             return np.ones(len(facets), bool)
@@ -128,7 +128,7 @@ class MeshHierarchy:
         return np.isin(self.coarse_facet_tags, problem.dirichlet)
 
     def _facets_where(self, indicator: Any) -> np.ndarray:
-        """(F of level 0,) where the function holds in the middle of all finest facets that lie in a coarse one."""
+        """(F of level 0,) where the function is true at the midpoints of all finest facets inside a coarse facet."""
         middles = self.points[self.finest.facets].mean(axis=1)  # (F, d)
         with calling("dirichlet", indicator, "it is a function of x (n, d), x[:, i], that is true where u is given"):
             told = np.asarray(indicator(middles))
@@ -151,7 +151,7 @@ class MeshHierarchy:
         return inside > 0
 
     def _check_components(self, facets: Ints) -> None:
-        """Every connected part of the domain has one of these facets."""
+        """Every connected part of the domain has at least one of these facets."""
         from scipy import sparse
 
         cells, count = self.levels[0].cells, self.levels[0].point_count
@@ -166,7 +166,7 @@ class MeshHierarchy:
             )
 
     def fixed_points(self, problem: Problem) -> tuple[np.ndarray, ...]:
-        """For every level (N,) whether u is given at a point."""
+        """For each level, (N,) whether u is given at each point."""
         on_part = self.dirichlet_facets(problem)
         if not on_part.any():
             raise ValueError("u is given on no facet of the boundary, so it is not unique: make a part of it Dirichlet")

@@ -1,10 +1,10 @@
-"""Whitney forms of lowest order on simplices: hats, edge functions, Raviart-Thomas functions, as one family.
+"""Lowest-order Whitney forms on simplices: hat functions, edge functions and Raviart-Thomas functions as one family.
 
-The form of a k-simplex has the integral 1 over it and 0 over all others of its dimension: hats are those of points
-(k = 0), Raviart-Thomas functions (RT0) those of facets (k = d - 1), with the flux through a facet for integral. In one
-dimension the two are the same. Simplices list their points ascending, which orients them: no further signs are needed.
+The form of a k-simplex has integral 1 over this simplex and 0 over all others of dimension k. Points (k = 0) carry hat
+functions; facets (k = d - 1) carry Raviart-Thomas functions (RT0), where the integral is the flux through the facet.
+In one dimension the two coincide. Simplices list their points in ascending order, which orients them without signs.
 
-N points, K cells, S simplices of dimension k, d dimension, C local simplices of a cell, in the order of
+N points, K cells, S simplices of dimension k, d dimension, C local simplices per cell, in the order of
 `itertools.combinations`.
 """
 
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from fem_frames.mesh.geometry import Floats, Ints, row_keys, signed_volumes
 
 Entries = tuple[Ints, Ints, Floats]
-"""Rows, columns and weights of a sparse matrix, each entry once."""
+"""Rows, columns and weights of a sparse matrix without repeated entries."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,9 +57,9 @@ def p1_gradients(points: Floats, cells: Ints) -> tuple[Floats, Floats]:
 
 
 def simplices(cells: Ints, k: int) -> tuple[Ints, Ints]:
-    """(S, k+1) the k-simplices of a mesh of ascending cells, and (K, C) those of each cell.
+    """(S, k+1) the k-simplices of a mesh whose cells are ascending, and (K, C) their numbers in each cell.
 
-    Points keep their numbers; others are numbered in the order of the cells they lie in.
+    Points keep their numbers; other simplices are numbered in the order of the cells that contain them.
     """
     local = local_simplices(cells, k)  # (K, C, k+1)
     if k == 0:
@@ -72,12 +72,12 @@ def simplices(cells: Ints, k: int) -> tuple[Ints, Ints]:
 
 
 def local_simplices(cells: Ints, k: int) -> Ints:
-    """(K, C, k+1) points of the k-simplices of every cell."""
+    """(K, C, k+1) points of the k-simplices of each cell."""
     return np.asarray(cells[:, list(itertools.combinations(range(cells.shape[1]), k + 1))])
 
 
 def find(wanted: Ints, among: Ints) -> Ints:
-    """(n,) places of the simplices `wanted` (n, k+1) in the table `among`, -1 for those that are not there."""
+    """(n,) positions of the simplices `wanted` (n, k+1) in the table `among`, -1 where there is none."""
     if not len(among):
         return np.full(len(wanted), -1)
     bound = 1 + max(int(wanted.max(initial=0)), int(among.max(initial=0)))
@@ -88,10 +88,10 @@ def find(wanted: Ints, among: Ints) -> Ints:
 
 
 def boundary_entries(table: Ints, faces: Ints) -> Entries:
-    """The matrix that gives every simplex of `table` (S, k+1) the alternating sum over its faces, found in `faces`.
+    """The matrix that maps values on `faces` to alternating sums over the faces of each simplex in `table` (S, k+1).
 
-    By Stokes the integrals of dω: differences of point values along edges, circulations around triangles. Its entries
-    for facets are the fluxes of curls.
+    By Stokes these sums are the integrals of dω: differences of point values along edges, circulations around
+    triangles. For facets the entries are the fluxes of curls.
     """
     count = table.shape[1]
     sides = [np.delete(table, i, axis=1) for i in range(count)]
@@ -104,11 +104,11 @@ def boundary_entries(table: Ints, faces: Ints) -> Entries:
 def prolongation_entries(
     coarse: tuple[Ints, Ints], fine: tuple[Ints, Ints], coarse_cells: Ints, ends: Ints, children: int
 ) -> Entries:
-    """The forms of a coarse mesh by those of its refinement: the integrals over fine simplices of the coarse forms.
+    """Coarse forms in terms of fine ones: the integrals of the coarse forms over the fine simplices.
 
-    `coarse` and `fine` are what `simplices` gave; fine point i is coarse, or halves the edge between the points
-    `ends[i - coarse points]`; fine cell c lies in the coarse cell c // children. The integral over a simplex is the
-    minor of the barycentric coordinates of its corners.
+    `coarse` and `fine` come from `simplices`; a fine point i is a coarse point, or the midpoint of the edge between the
+    points `ends[i - coarse points]`; fine cell c lies in the coarse cell c // children. The integral over a simplex is
+    a minor of the barycentric coordinates of its corners.
     """
     table, of_cells = fine
     k, (K, C) = table.shape[1] - 1, of_cells.shape
@@ -127,13 +127,13 @@ def prolongation_entries(
 
 
 def facet_states(points: Floats, cells: Ints) -> Floats:
-    """(K, d+1, d+1) of the facets' forms on each cell: the value at the centre (d numbers), and the divergence.
+    """(K, d+1, d+1) states of the facet forms on each cell: the value at the centre (d numbers) and the divergence.
 
-    On a cell T the form is ±(x - x') / (d |T|), x' being the corner opposite the facet.
+    On a cell T the form is ±(x - x') / (d |T|), where x' is the corner opposite the facet.
     """
     d = cells.shape[1] - 1
     corners, volumes = points[cells], signed_volumes(points, cells)
-    opposite = np.arange(d, -1, -1)  # combinations leave out the last point first
+    opposite = np.arange(d, -1, -1)  # itertools.combinations omits the last point first
     divergence = (-1.0) ** opposite / volumes[:, None]  # (K, d+1)
     centre = (corners.mean(axis=1, keepdims=True) - corners[:, opposite]) * divergence[..., None] / d
     return np.concatenate([centre, divergence[..., None]], axis=2)
@@ -155,7 +155,7 @@ def diameters(points: Floats, cells: Ints) -> Floats:
 
 
 def spreads(points: Floats, cells: Ints) -> Floats:
-    """(K,) means of |x - x_c|² over the cells, x_c their centres."""
+    """(K,) means of |x - x_c|² over the cells with centres x_c."""
     d = cells.shape[1] - 1
     corners = points[cells]
     off = corners - corners.mean(axis=1, keepdims=True)
@@ -163,7 +163,7 @@ def spreads(points: Floats, cells: Ints) -> Floats:
 
 
 def facet_vectors(points: Floats, facets: Ints) -> Floats:
-    """(F, d) normals of facets, as long as they are large, to the side that counts as positive: n · σ is the flux."""
+    """(F, d) normals n of facets in the positive direction, with |n| the facet's area: n · σ is the flux."""
     d = points.shape[1]
     if d == 1:
         return np.ones((len(facets), 1))
@@ -174,7 +174,7 @@ def facet_vectors(points: Floats, facets: Ints) -> Floats:
 
 
 def _determinants(matrices: npt.NDArray) -> Floats:
-    """(S,) of (S, n, n), n ≤ 3, written out: exact for entries 0, 1/2 and 1."""
+    """(S,) determinants of (S, n, n), n ≤ 3, by expansion, which is exact for the entries 0, 1/2 and 1."""
     if matrices.shape[1] == 1:
         return np.asarray(matrices[:, 0, 0])
     first = matrices[:, 0]

@@ -1,4 +1,4 @@
-"""Errors inside functions that users wrote: where they happened, in one line."""
+"""Reports errors in functions that users wrote, with their place, in one line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OURS = (Path(__file__).parents[1], Path(sysconfig.get_path("stdlib")))
 
 
 def called(what: str, function: Any, advice: str, make: Callable[..., T], *arguments: Any) -> T:
-    """make(*arguments), with errors as `calling` gives them; torch.compile looks into this, not into contexts."""
+    """make(*arguments) with the errors of `calling`, which is a context manager that torch.compile cannot trace."""
     try:
         return make(*arguments)
     except (Exception, SystemExit) as error:
@@ -25,7 +25,7 @@ def called(what: str, function: Any, advice: str, make: Callable[..., T], *argum
 
 @contextlib.contextmanager
 def calling(what: str, function: Any = None, advice: str = "") -> Iterator[None]:
-    """Turns any error of a user's function inside into a ValueError that names file, line and function."""
+    """Turns any error of a user's function into a ValueError that names file, line and function."""
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -35,14 +35,14 @@ def calling(what: str, function: Any = None, advice: str = "") -> Iterator[None]
 def _complaint(what: str, function: Any, advice: str, error: BaseException) -> ValueError:
     where = _place(error)
     if where is None and isinstance(error, ValueError):
-        return ValueError(*error.args)  # it is ours, and says what is wrong
+        return ValueError(*error.args)  # raised by this package, so its message suffices
     where = where or _definition(function)
     text = f"{what} fails{where}: {type(error).__name__}: {one_line(error)}"
     return ValueError(f"{text}; {advice}" if advice else text)
 
 
 def _place(error: BaseException) -> str | None:
-    """Where the innermost frame is that belongs neither to this package nor to an installed one."""
+    """The place of the innermost traceback frame that belongs neither to this package nor to an installed one."""
     own = [f for f in traceback.extract_tb(error.__traceback__) if _is_users(f)]
     if not own:
         return None
@@ -50,14 +50,14 @@ def _place(error: BaseException) -> str | None:
 
 
 def _definition(function: Any) -> str:
-    """Where a function is defined that could not even be called."""
+    """The place where a function is defined that could not even be called."""
     code = getattr(function, "__code__", None)
     return f" in {code.co_filename}, line {code.co_firstlineno}, in {code.co_name}" if code is not None else ""
 
 
 def _is_users(frame: traceback.FrameSummary) -> bool:
     path = Path(frame.filename)
-    if not path.is_absolute():  # <stdin> and the like are the user's, the __init__ that a dataclass writes is not
+    if not path.is_absolute():  # <stdin> belongs to the user, the __init__ of a dataclass does not
         return not path.name.startswith("<frozen") and not frame.name.startswith("__")
     installed = {"site-packages", "dist-packages"} & set(path.parts)
     return not installed and not any(folder in path.parents for folder in _OURS)

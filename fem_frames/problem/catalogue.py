@@ -1,4 +1,4 @@
-"""The problems that come with the library."""
+"""The built-in problems."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fem_frames.problem.definition import Gaussian, Problem, Uniform, whole_numb
 
 
 def quarters(low: float = 0.5, high: float = 1.5) -> Problem:
-    """Unit interval, a parameter on each quarter, f = 1: the paper's experiments."""
+    """Unit interval with one parameter per quarter, f = 1: the paper's experiments."""
     return Problem(
         mesh=Grid((1,)),
         coefficient=ByRegion.each(4),
@@ -26,17 +26,17 @@ def quarters(low: float = 0.5, high: float = 1.5) -> Problem:
 
 
 def checkerboard(blocks: int = 2, low: float = 0.5, high: float = 1.5) -> Problem:
-    """Unit square, a parameter on each of blocks × blocks squares, f = 1."""
+    """Unit square with one parameter on each of blocks × blocks squares, f = 1."""
     return _block_problem(2, blocks, low, high)
 
 
 def cube(blocks: int = 2, low: float = 0.5, high: float = 1.5) -> Problem:
-    """Unit cube, a parameter on each of blocks × blocks × blocks cubes, f = 1."""
+    """Unit cube with one parameter on each of blocks × blocks × blocks cubes, f = 1."""
     return _block_problem(3, blocks, low, high)
 
 
 def lshape(low: float = 0.5, high: float = 1.5) -> Problem:
-    """(-1, 1)² without its lower right quarter, a parameter on each of the three squares, f = 1."""
+    """(-1, 1)² without its lower right quarter, with one parameter on each of the three squares, f = 1."""
     points = np.array([[-1, -1], [0, -1], [-1, 0], [0, 0], [1, 0], [-1, 1], [0, 1], [1, 1]], np.float64)
     cells = np.array([[0, 1, 3], [0, 3, 2], [2, 3, 6], [2, 6, 5], [3, 4, 7], [3, 7, 6]])
     return Problem(
@@ -47,7 +47,7 @@ def lshape(low: float = 0.5, high: float = 1.5) -> Problem:
 
 
 def ring(low: float = 0.5, high: float = 1.5) -> Problem:
-    """Unit square without the middle one of its 3 × 3 blocks, a parameter on each of the others, f = 1."""
+    """Unit square without the middle one of its 3 × 3 blocks, with one parameter on each other block, f = 1."""
     points = np.array([(i, j) for j in range(4) for i in range(4)]) / 3
     corners = np.array([i + 4 * j for j in range(3) for i in range(3) if (i, j) != (1, 1)])
     halves = np.array([[0, 1, 5], [0, 5, 4]])
@@ -59,14 +59,14 @@ def ring(low: float = 0.5, high: float = 1.5) -> Problem:
 
 
 def cookies(rows: int = 2, radius: float = 0.3, low: float = 0.5, high: float = 1.5) -> Problem:
-    """Unit square with rows × rows disks of their own parameter in a background of 1, f = 1.
+    """Unit square with rows × rows disks, each with its own parameter, in a background of 1, f = 1.
 
-    The radius is relative to the distance of the centres. A cell belongs to a disk if its midpoint does.
+    The radius is relative to the distance between centres. A cell belongs to a disk if its midpoint does.
     """
     rows = whole_number(rows, "rows")
     _check_count("rows", rows, rows**2)
     if not 0 < radius <= 0.5:
-        raise ValueError(f"radius is {radius}; disks need 0 < radius <= 0.5, in units of the distance of centres")
+        raise ValueError(f"radius is {radius}; disks need 0 < radius <= 0.5, in units of the distance between centres")
 
     def region(x: Floats) -> Ints:
         cell = np.clip(np.floor(rows * x), 0, rows - 1)
@@ -100,9 +100,9 @@ def lognormal(terms: int = 8, scale: float = 1.0, decay: float = 2.0) -> Problem
 
 
 def inclusion(conductivity: float = 10.0) -> Problem:
-    """Unit square, a = 1 but for a disk of another conductivity; y = (centre, radius), f = 1.
+    """Unit square with a = 1 outside a disk of given conductivity; y = (centre, radius), f = 1.
 
-    What moves with y makes linear reduction weak.
+    The disk moves with y, which makes linear reduction inefficient.
     """
 
     def a(x: Array, y: Array) -> Array:
@@ -123,14 +123,14 @@ PROBLEMS: dict[str, Callable[..., Problem]] = {
 
 
 def _check_count(name: str, value: int, parameters: int) -> None:
-    """A ValueError for more parameters than memory holds: a number, and a place in lists and tables, for each."""
+    """Raises a ValueError for more parameters than memory holds, at 500 bytes per parameter for lists and tables."""
     check_memory(f"{name} = {value}, which makes {parameters:.3g} parameters,", 500.0 * parameters, f"use fewer {name}")
 
 
 def _block_problem(d: int, blocks: int, low: float, high: float) -> Problem:
     blocks = whole_number(blocks, "blocks")
     _check_count("blocks", blocks, blocks**d)
-    # The coarse mesh is as coarse as can be: halving it `halvings` times resolves the blocks.
+    # The coarsest possible mesh: `halvings` refinements of it resolve the blocks.
     halvings = (blocks & -blocks).bit_length() - 1
     return Problem(
         mesh=Grid((blocks >> halvings,) * d),
@@ -142,6 +142,6 @@ def _block_problem(d: int, blocks: int, low: float, high: float) -> Problem:
 
 
 def _blocks(x: Floats, blocks: int) -> Ints:
-    """(K,) number of the block of the unit cube that x (K, d) lies in, first coordinate fastest."""
+    """(K,) number of the block of the unit cube that contains x (K, d), first coordinate fastest."""
     place = np.clip(np.floor(blocks * x), 0, blocks - 1).astype(np.int64)
     return np.asarray(place @ blocks ** np.arange(x.shape[-1]))

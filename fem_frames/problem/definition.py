@@ -1,9 +1,9 @@
 """A parametric problem −div(a_y ∇u) = f_y: domain, coefficient, source, boundary, parameters.
 
-Plain data and functions: neither DOLFINx nor torch is imported. Coefficients and sources are written once
-and evaluated in NumPy for reference solutions and in torch for training.
+This module holds plain data and functions and imports neither DOLFINx nor torch. Coefficients and sources are written
+once and evaluated with NumPy for reference solutions and with torch for training.
 
-B samples, K cells, Q points in a cell, d dimension, p parameters.
+B samples, K cells, Q points per cell, d dimension, p parameters.
 """
 
 from __future__ import annotations
@@ -29,9 +29,6 @@ LEVEL_LIMIT = 60
 REFINEMENTS = ("red", "dolfinx")
 
 
-# ---- the problem ----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class Problem:
     """−div(a_y ∇u) = f_y in the domain, u = g on its Dirichlet part, a_y ∂u/∂n = h on the rest."""
@@ -43,71 +40,31 @@ class Problem:
     source: float | Callable[[Array, Array], Array] = 1.0
     """f: a number, or a function of x (K, Q, d) and y (B, 1, 1, p) like `Pointwise`."""
     dirichlet: str | tuple[int, ...] | Callable[[Floats], npt.ArrayLike] = "all"
-    """Where u is given: "all" of the boundary, facet tags, or a function of x (n, d) that is true there."""
+    """Where u is given: "all" of the boundary, facets with these tags, or where a function of x (n, d) is true."""
     dirichlet_value: float | Callable[[Floats], npt.ArrayLike] = 0.0
     """g: a number, or a function of x (n, d), defined and smooth on the whole domain."""
     neumann_value: float | Callable[[Floats], npt.ArrayLike] = 0.0
     """h: a number, or a function of x (n, d)."""
     regions: Callable[[Floats], npt.ArrayLike] | None = None
-    """Region tags from the midpoints (K, d) of the finest cells; None: the mesh's tags, inherited."""
+    """Maps midpoints (K, d) of the finest cells to region tags; None: cells inherit the tags of the mesh."""
     refinement: str = "red"
-    """"red": triangles into four similar ones, tetrahedra into eight after Bey; "dolfinx": by DOLFINx's rule."""
+    """"red": triangles into four similar ones, tetrahedra into eight by Bey's rule; "dolfinx": DOLFINx's rule."""
     quadrature_degree: int = 2
-    """Polynomials of this degree are integrated exactly when a_y or f varies inside cells."""
+    """The quadrature rule for a_y or f that varies inside cells is exact for polynomials of this degree."""
     first_level: int = 0
     """Coarsest level of the frame; 0 is the coarse mesh."""
     resolved_from: int = 0
-    """Level from which on the regions are unions of cells."""
+    """The coarsest level on which every region is a union of cells."""
     name: str = "custom"
     options: Mapping[str, Any] = field(default_factory=dict)
-    """What `make_problem` was called with, for the record."""
+    """The arguments of `make_problem`, for the record."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.dirichlet, str) and self.dirichlet != "all":
-            raise ValueError(f"dirichlet is {self.dirichlet!r}; give 'all', facet tags, or a function of x")
-        if not isinstance(self.dirichlet, str) and not callable(self.dirichlet):
-            tags = np.atleast_1d(
-                np.asarray(list(self.dirichlet) if isinstance(self.dirichlet, set) else self.dirichlet)
-            )
-            if not np.issubdtype(tags.dtype, np.integer):
-                raise ValueError(
-                    f"dirichlet is {self.dirichlet!r}; give 'all', at least one facet tag, (1, 2), or a function of x"
-                )
-            object.__setattr__(self, "dirichlet", tuple(int(tag) for tag in tags))
-        for name in ("dirichlet_value", "neumann_value", "source"):
-            if not callable(getattr(self, name)) and not isinstance(getattr(self, name), numbers_of.Real):
-                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be a number or a function")
-        if self.regions is not None and not callable(self.regions):
-            raise ValueError(f"regions is {self.regions!r}; give a function of x, or None for the tags of the mesh")
-        if isinstance(self.dirichlet, str) and (callable(self.neumann_value) or self.neumann_value != 0):
-            raise ValueError(
-                "neumann_value is given, but u is on all of the boundary: choose a part of it as dirichlet"
-            )
-        try:
-            json.dumps(dict(self.options))
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"the problem's options are recorded as JSON, which fails: {error}") from error
-        if not (hasattr(self.coefficient, "tabulate") and hasattr(self.coefficient, "evaluate")):
-            raise ValueError(
-                "the coefficient must be a ByRegion, Affine, ExpAffine or Pointwise; wrap a function: Pointwise(f)"
-            )
-        if not isinstance(self.parameters, Uniform | Gaussian):
-            raise ValueError("parameters must be a Uniform box or Gaussian")
-        if isinstance(self.coefficient, ByRegion):
-            highest = max(self.coefficient.parameter.values(), default=-1)
-            if highest >= self.parameters.dimension:
-                raise ValueError(
-                    f"the coefficient uses parameter {highest}, but there are p = {self.parameters.dimension}"
-                )
-        if self.refinement not in REFINEMENTS:
-            raise ValueError(f"refinement is {self.refinement!r}; choose from {', '.join(REFINEMENTS)}")
-        for name, least in (("quadrature_degree", 2), ("first_level", 0), ("resolved_from", 0)):
-            object.__setattr__(self, name, whole_number(getattr(self, name), name, least))
-        if self.quadrature_degree > 30:
-            raise ValueError(f"quadrature_degree is {self.quadrature_degree}; at most 30 is supported")
+        _check_boundary(self)
+        _check_data(self)
 
     def check_levels(self, levels: int) -> int:
-        """The number of refinements, or a ValueError that says what is wrong with it."""
+        """The number of refinements as int, or a ValueError that says what is wrong with it."""
         levels = whole_number(levels, "levels", least=None)
         least = max(1, self.first_level, self.resolved_from)
         if levels < least:
@@ -145,10 +102,10 @@ class Problem:
         return checked
 
     def tabulate(self, points: Floats, regions: Ints) -> tuple[npt.NDArray, ...]:
-        """The coefficient's tables at points (K, Q, d); tried for two y, so that what does not fit is found now."""
+        """The coefficient's tables at points (K, Q, d), after a trial with two y that detects values of wrong shape."""
         y = self.parameters.sample(2, 0)
-        y.flags.writeable = False  # a function that changes it would change it for all others
-        # As many points in a cell as no other number here: a function that mixes up its axes does not fit.
+        y.flags.writeable = False  # so that a user's function cannot change y for others
+        # This number of points per cell equals no other size here, so a function that confuses its axes fails.
         count = 3 + self.parameters.dimension
         trial = np.resize(points[:2].reshape(-1, points.shape[-1]), (2, count, points.shape[-1]))
         function = getattr(self.coefficient, "function", None)
@@ -188,3 +145,53 @@ class Problem:
         if not np.isfinite(values).all():
             raise ValueError(f"{name} is not finite at x = {points[~np.isfinite(values)][0].tolist()}")
         return values
+
+
+def _check_boundary(problem: Problem) -> None:
+    """Raises a ValueError for bad boundary data; turns facet tags into a tuple of int."""
+    if isinstance(problem.dirichlet, str) and problem.dirichlet != "all":
+        raise ValueError(f"dirichlet is {problem.dirichlet!r}; give 'all', facet tags, or a function of x")
+    if not isinstance(problem.dirichlet, str) and not callable(problem.dirichlet):
+        tags = np.atleast_1d(
+            np.asarray(list(problem.dirichlet) if isinstance(problem.dirichlet, set) else problem.dirichlet)
+        )
+        if not np.issubdtype(tags.dtype, np.integer):
+            raise ValueError(
+                f"dirichlet is {problem.dirichlet!r}; give 'all', at least one facet tag, (1, 2), or a function of x"
+            )
+        object.__setattr__(problem, "dirichlet", tuple(int(tag) for tag in tags))
+    for name in ("dirichlet_value", "neumann_value", "source"):
+        if not callable(getattr(problem, name)) and not isinstance(getattr(problem, name), numbers_of.Real):
+            raise ValueError(f"{name} is {getattr(problem, name)!r}; it must be a number or a function")
+    if problem.regions is not None and not callable(problem.regions):
+        raise ValueError(f"regions is {problem.regions!r}; give a function of x, or None for the tags of the mesh")
+    if isinstance(problem.dirichlet, str) and (callable(problem.neumann_value) or problem.neumann_value != 0):
+        raise ValueError(
+            "neumann_value is given, but u is given on all of the boundary: choose a part of it as dirichlet"
+        )
+
+
+def _check_data(problem: Problem) -> None:
+    """Raises a ValueError for a bad coefficient, parameters or options; turns numbers into int."""
+    try:
+        json.dumps(dict(problem.options))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"the problem's options cannot be recorded as JSON: {error}") from error
+    if not (hasattr(problem.coefficient, "tabulate") and hasattr(problem.coefficient, "evaluate")):
+        raise ValueError(
+            "the coefficient must be a ByRegion, Affine, ExpAffine or Pointwise; wrap a function: Pointwise(f)"
+        )
+    if not isinstance(problem.parameters, Uniform | Gaussian):
+        raise ValueError("parameters must be a Uniform box or Gaussian")
+    if isinstance(problem.coefficient, ByRegion):
+        highest = max(problem.coefficient.parameter.values(), default=-1)
+        if highest >= problem.parameters.dimension:
+            raise ValueError(
+                f"the coefficient uses parameter {highest}, but there are p = {problem.parameters.dimension}"
+            )
+    if problem.refinement not in REFINEMENTS:
+        raise ValueError(f"refinement is {problem.refinement!r}; choose from {', '.join(REFINEMENTS)}")
+    for name, least in (("quadrature_degree", 2), ("first_level", 0), ("resolved_from", 0)):
+        object.__setattr__(problem, name, whole_number(getattr(problem, name), name, least))
+    if problem.quadrature_degree > 30:
+        raise ValueError(f"quadrature_degree is {problem.quadrature_degree}; at most 30 is supported")

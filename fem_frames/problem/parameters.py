@@ -1,4 +1,4 @@
-"""Distributions of the parameters y, and numbers in messages.
+"""Distributions of the parameters y, and how messages print numbers.
 
 B samples, p parameters.
 """
@@ -18,7 +18,7 @@ from fem_frames.mesh.geometry import Floats, as_tuple
 
 @dataclass(frozen=True)
 class Uniform:
-    """Parameters uniform in a box."""
+    """Independent parameters, uniform in a box."""
 
     lower: tuple[float, ...]
     upper: tuple[float, ...]
@@ -38,17 +38,17 @@ class Uniform:
         return len(self.lower)
 
     def sample(self, count: int, seed: int | Sequence[int]) -> Floats:
-        """(count, p) random parameters; fewer of the same seed are the first of more."""
+        """(count, p) random parameters; the first rows do not depend on count."""
         _check_count(count, self.dimension)
         return np.random.default_rng(seed).uniform(self.lower, self.upper, (count, self.dimension))
 
     def quantile(self, points: Floats) -> Floats:
-        """(B, p) points of the unit cube to parameters: uniform to their distribution."""
+        """(B, p) points of the unit cube to parameters: maps the uniform distribution to this one."""
         low, high = np.array(self.lower), np.array(self.upper)
         return np.asarray(low + points * (high - low))
 
     def outside(self, y: Floats) -> npt.NDArray[np.bool_]:
-        """(B,) where y is not in the box, up to rounding in its last digits."""
+        """(B,) where y lies outside the box by more than rounding."""
         slack = 1e-6 * (np.asarray(self.upper) - self.lower)
         return np.asarray(((y < self.lower - slack) | (y > self.upper + slack)).any(axis=1))
 
@@ -68,18 +68,18 @@ class Gaussian:
         object.__setattr__(self, "dimension", whole_number(self.dimension, "the number of normal parameters"))
 
     def sample(self, count: int, seed: int | Sequence[int]) -> Floats:
-        """(count, p) random parameters; fewer of the same seed are the first of more."""
+        """(count, p) random parameters; the first rows do not depend on count."""
         _check_count(count, self.dimension)
         return np.random.default_rng(seed).standard_normal((count, self.dimension))
 
     def quantile(self, points: Floats) -> Floats:
-        """(B, p) points of the unit cube to parameters: uniform to their distribution."""
+        """(B, p) points of the unit cube to parameters: maps the uniform distribution to this one."""
         from scipy.special import ndtri
 
         return np.asarray(ndtri(np.clip(points, 1e-12, 1 - 1e-12)))
 
     def outside(self, y: Floats) -> npt.NDArray[np.bool_]:
-        """(B,) nowhere: every y is possible."""
+        """(B,) False throughout: every y is possible."""
         return np.zeros(len(y), bool)
 
     def __str__(self) -> str:
@@ -91,7 +91,7 @@ def _check_count(count: int, dimension: int) -> None:
 
 
 def numbers(values: npt.ArrayLike) -> str:
-    """A point, or parameters, for a message."""
+    """A point or a parameter vector as text for messages."""
     return "(" + ", ".join(f"{value:.6g}" for value in np.ravel(values)) + ")"
 
 

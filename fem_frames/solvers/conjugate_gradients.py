@@ -1,7 +1,7 @@
-"""Conjugate gradients for batches of y, and solutions in frame coordinates to full accuracy from any precision.
+"""Conjugate gradients for batches of y, and frame coefficients of solutions to full accuracy in any precision.
 
-DᵀC_yD is well conditioned on every mesh, so plain conjugate gradients need a number of iterations that does not grow
-with J; it is singular, as a frame is redundant, but the load is in its range and so are all iterates.
+DᵀC_yD is well conditioned on every mesh, so conjugate gradients need a number of iterations that does not grow with J.
+It is singular because a frame is redundant, but the load lies in its range, and so do all iterates.
 
 B samples, n unknowns.
 """
@@ -20,13 +20,13 @@ from fem_frames.operators.frame import check_dtype
 from fem_frames.operators.linear import LinearOperator, dot
 from fem_frames.problem.definition import whole_number
 
-# Relative residual that one run of conjugate gradients can be trusted with; refinement does the rest.
-PATIENCE = 50  # iterations without a smaller residual, more than a well-conditioned matrix needs
+# REACHABLE: the relative residual that one run of conjugate gradients reliably reaches; refinement does the rest.
+PATIENCE = 50  # iterations without a smaller residual; a well-conditioned matrix needs fewer
 REACHABLE = {torch.float64: 1e-13, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 1e-1}
 
 
 class ConvergenceError(RuntimeError):
-    """An iteration did not reach its tolerance; `reached` is what it found until then."""
+    """An iteration did not reach its tolerance; `reached` holds the best result so far."""
 
     def __init__(self, message: str, reached: Any = None) -> None:
         super().__init__(message)
@@ -35,11 +35,11 @@ class ConvergenceError(RuntimeError):
 
 @dataclass(frozen=True, eq=False)
 class Iterates:
-    """What conjugate gradients found."""
+    """The result of conjugate gradients."""
 
     x: Tensor  # (B, n)
     iterations: Tensor  # (B,) until each sample's own residual was small enough
-    residual: Tensor  # (B,) ‖b - M x‖ / ‖b‖ as the recurrence has it; what rounding adds it does not see
+    residual: Tensor  # (B,) ‖b - M x‖ / ‖b‖ from the recurrence, which does not see rounding errors
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,8 +47,8 @@ class Solution:
     """Frame coefficients of the discrete solutions."""
 
     w: Tensor  # (B, Nhat)
-    iterations: Tensor  # (B,) of conjugate gradients, in all refinements together
-    residual: Tensor  # (B,) ‖load - DᵀC_yD w‖ / ‖load‖, evaluated afresh
+    iterations: Tensor  # (B,) of conjugate gradients, summed over all refinements
+    residual: Tensor  # (B,) ‖load - DᵀC_yD w‖ / ‖load‖, recomputed from w
     refinements: int
 
 
@@ -62,9 +62,9 @@ def conjugate_gradients(
 ) -> Iterates:
     """Solves M x = b for b (B, n), each sample until its relative residual is below tol.
 
-    A sample also stops after `patience` iterations without a smaller residual, which is a sign of rounding where M is
-    well conditioned. Given are the iterates with the smallest residuals. `until` tells for iterates x (B, n) which are
-    good enough (B,) to stop before.
+    A sample also stops after `patience` iterations without a smaller residual, a sign of rounding if M is well
+    conditioned. The result is the iterate with the smallest residual. `until` maps iterates x (B, n) to (B,), which is
+    true where x is already good enough.
     """
     M.check(b, M.shape[1])
     if b.ndim != 2 or not torch.isfinite(b).all():
@@ -72,7 +72,7 @@ def conjugate_gradients(
     if not (torch.as_tensor(tol) > 0).all():
         raise ValueError(f"tol is {tol}; a positive relative residual is expected")
     dtype = b.dtype
-    # To norm one: squares of very small or large numbers leave the range of float32.
+    # Scaled to norm one, because squares of very small or large numbers leave the range of float32.
     largest = b.abs().amax(1, keepdim=True)
     scaled = torch.where(largest > 0, b / largest, 0.0)
     size = dot(scaled, scaled).sqrt()[:, None]
@@ -89,7 +89,7 @@ def conjugate_gradients(
             break
         product = M(p)
         curvature = dot(p, product)
-        active = active & (curvature > 0) & torch.isfinite(curvature)  # otherwise rounding has won
+        active = active & (curvature > 0) & torch.isfinite(curvature)  # otherwise rounding dominates
         step = torch.where(active, square / curvature, 0.0)[:, None]
         x = (x + step * p).to(dtype)
         r = (r - step * torch.where(active[:, None], product, 0.0)).to(dtype)
@@ -119,18 +119,12 @@ def solve(
 ) -> Solution:
     """Frame coefficients of the discrete solutions for y (B, p), by conjugate gradients on DᵀC_yD.
 
-    They run in the formulation's precision. Residuals are evaluated and corrections summed in `refine`, float64 or
-    float32, so that also float16 reaches the tolerance; None stays in the formulation's own precision.
+    The iteration runs in the formulation's precision. Residuals and sums of corrections use `refine`, float64 or
+    float32, so that even float16 reaches the tolerance; None keeps the formulation's own precision.
     """
     y = formulation.check_parameters(y)
     max_iterations = whole_number(max_iterations, "max_iterations")
-    if not isinstance(tol, float | int) or not 0 < tol < 1:
-        raise ValueError(f"tol is {tol}; give a relative residual between 0 and 1")
-    wide = formulation.frame.dtype if refine is None else check_dtype(refine)
-    if torch.finfo(wide).eps > torch.finfo(formulation.frame.dtype).eps:
-        raise ValueError(
-            f"refining {formulation.frame.dtype} in {wide} would lose digits: use refine='float64' or None"
-        )
+    wide = _check_accuracy(formulation.frame.dtype, tol, refine)
     exact = formulation if wide == formulation.frame.dtype else formulation.to(wide)
     y_exact, low = y.to(wide), formulation.stable(y)
     load = exact.load(y_exact)
@@ -138,11 +132,11 @@ def solve(
     w, iterations = torch.zeros_like(load), torch.zeros(len(y), dtype=torch.int64, device=y.device)
     residual, relative, refinements = load, _relative(load, size), 0
     while (relative > tol).any():
-        # Scaled to norm one: what is left is too small for half precision as it is.
+        # Scaled to norm one, because the residual itself is too small for half precision.
         b = torch.where((relative > tol)[:, None], residual, 0.0)
         norm = dot(b, b).sqrt().clamp_min(torch.finfo(wide).tiny)[:, None].to(wide)
         inner = (0.5 * tol / relative.clamp_min(tol)).clamp_min(REACHABLE[formulation.frame.dtype])
-        # In float64 rounding is far away; on flat cells or large domains residuals may rise for long before they fall.
+        # float64 rounds little, but residuals on flat cells or large domains may rise for long before they fall.
         patience = 10 * PATIENCE if formulation.frame.dtype == torch.float64 else PATIENCE
         found = conjugate_gradients(low, (b / norm).to(formulation.frame.dtype), inner, max_iterations, patience)
         iterations += found.iterations
@@ -165,6 +159,16 @@ def solve(
                 Solution(w, iterations, relative, refinements),
             )
     return Solution(w, iterations, relative, refinements)
+
+
+def _check_accuracy(dtype: torch.dtype, tol: float, refine: torch.dtype | str | None) -> torch.dtype:
+    """The dtype of the refinement, or a ValueError for a bad tolerance or a narrower dtype."""
+    if not isinstance(tol, float | int) or not 0 < tol < 1:
+        raise ValueError(f"tol is {tol}; give a relative residual between 0 and 1")
+    wide = dtype if refine is None else check_dtype(refine)
+    if torch.finfo(wide).eps > torch.finfo(dtype).eps:
+        raise ValueError(f"refining {dtype} in {wide} would lose digits: use refine='float64' or None")
+    return wide
 
 
 def _relative(r: Tensor, size: Tensor) -> Tensor:

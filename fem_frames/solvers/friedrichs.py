@@ -1,18 +1,18 @@
-"""Friedrichs' constant, an upper bound for it: ‖v‖ ≤ C ‖∇v‖ for all v in H1 that vanish where u is given.
+"""An upper bound for Friedrichs' constant: ‖v‖ ≤ C ‖∇v‖ for all v in H1 that vanish where u is given.
 
-C² = 1/λ for the first eigenvalue λ of the Laplacian with these boundary conditions. Eigenvalues of conforming elements
-are too large, so that C would come out too small. Those of Crouzeix-Raviart elements, with one value per facet, bound
-it from the right side: let Πv have the means of v over the facets. Then ∇Πv has the means of ∇v over the cells, so
-‖∇v‖² = ‖∇Πv‖² + ‖∇(v - Πv)‖² cell by cell, and w = v - Πv has the mean zero on all facets. From this follows
+C² = 1/λ for the first eigenvalue λ of the Laplacian with these boundary conditions. Conforming elements overestimate
+eigenvalues and would make C too small. Crouzeix-Raviart elements, with one value per facet, bound it from the right
+side: let Πv have the means of v over the facets. Then ∇Πv has the means of ∇v over the cells, so
+‖∇v‖² = ‖∇Πv‖² + ‖∇(v - Πv)‖² on each cell, and w = v - Πv has mean zero on all facets. This implies
 ‖w‖² ≤ κ_T² ‖∇w‖² on a cell T with
 
-    κ_T² = diam(T)²/π² + s_T/d²,  s_T the mean of |x - x_c|² over T, x_c its centre:
+    κ_T² = diam(T)²/π² + s_T/d²,  where s_T is the mean of |x - x_c|² over T with centre x_c:
 
-Payne and Weinberger for w minus its mean, and this mean is -1/(d |T|) ∫ (x - x_c) · ∇w. In one dimension w vanishes at
-the ends, and the first summand is enough. Together C² ≤ 1/λ_CR + max κ_T², λ_CR being the first Crouzeix-Raviart
-eigenvalue. The argument is that of C. Carstensen and J. Gedicke, Guaranteed lower bounds for eigenvalues, Math. Comp.
-83 (2014) 2605-2629, and X. Liu, A framework of verified eigenvalue bounds for self-adjoint differential operators,
-Appl. Math. Comput. 267 (2015) 341-355, with other values of κ_T.
+Payne and Weinberger bound w minus its mean, and this mean is -1/(d |T|) ∫ (x - x_c) · ∇w. In one dimension w vanishes
+at the ends, and the first summand suffices. Together C² ≤ 1/λ_CR + max κ_T² with the first Crouzeix-Raviart
+eigenvalue λ_CR. The argument is that of C. Carstensen and J. Gedicke, Guaranteed lower bounds for eigenvalues, Math.
+Comp. 83 (2014) 2605-2629, and X. Liu, A framework of verified eigenvalue bounds for self-adjoint differential
+operators, Appl. Math. Comput. 267 (2015) 341-355, with other values of κ_T.
 
 K cells, F facets, d dimension.
 """
@@ -30,7 +30,7 @@ from fem_frames.frame.level_matrices import flux_field, level_volumes
 from fem_frames.mesh.geometry import Floats
 from fem_frames.mesh.simplices import diameters, spreads
 
-CELLS = 10_000  # λ_CR is computed on the finest level that has no more: on finer ones it hardly changes
+CELLS = 10_000  # λ_CR is computed on the finest level with at most this many cells; finer levels hardly change it
 _MARGIN = 1e-4
 _CONSTANTS: WeakKeyDictionary[FrameArrays, float] = WeakKeyDictionary()
 
@@ -38,7 +38,7 @@ _CONSTANTS: WeakKeyDictionary[FrameArrays, float] = WeakKeyDictionary()
 def friedrichs_constant(arrays: FrameArrays) -> float:
     """C with ‖v‖ ≤ C ‖∇v‖ for all v in H1 that vanish where u is given; computed once per frame.
 
-    The frame must have a flux, which tells where u is given.
+    The frame must have a flux, because its free facets show where u is given.
     """
     if arrays not in _CONSTANTS:
         index = max((j for j, level in enumerate(arrays.levels) if len(level.cells) <= CELLS), default=0)
@@ -56,12 +56,12 @@ def interpolation_constants(arrays: FrameArrays, index: int) -> Floats:
 
 
 def _matrices(arrays: FrameArrays, index: int) -> tuple[Any, Any]:
-    """∫ ∇v·∇w and ∫ v w on the Crouzeix-Raviart elements of levels[index] that vanish where u is given."""
+    """∫ ∇v·∇w and ∫ v w for the Crouzeix-Raviart functions of levels[index] that vanish where u is given."""
     from scipy import sparse
 
     d, level, volumes = arrays.dimension, arrays.levels[index], level_volumes(arrays, index)
     facets, of_cells = arrays.simplices(index, d - 1)
-    # The function of the facet opposite corner i is 1 - d λ_i; facets are listed from the one opposite the last corner.
+    # The function of the facet opposite corner i is 1 - d λ_i; the first facet is opposite the last corner.
     gradients = -d * level.gradients[:, ::-1]  # (K, d+1, d)
     stiffness = np.einsum("k,kid,kjd->kij", volumes, gradients, gradients)
     mass = volumes[:, None, None] * (1 - 2 * d / (d + 1) + d**2 * (1 + np.eye(d + 1)) / ((d + 1) * (d + 2)))
@@ -76,7 +76,7 @@ def _matrices(arrays: FrameArrays, index: int) -> tuple[Any, Any]:
 
 
 def _dirichlet_facets(arrays: FrameArrays, index: int) -> npt.NDArray[np.bool_]:
-    """(F,) facets of the boundary where u is given: there the flux is free."""
+    """(F,) boundary facets where u is given, which are those with free flux."""
     flux = flux_field(arrays)
     if flux is None:
         raise ValueError(
@@ -90,7 +90,7 @@ def _dirichlet_facets(arrays: FrameArrays, index: int) -> npt.NDArray[np.bool_]:
 
 
 def _least_eigenvalue(stiffness: Any, mass: Any) -> float:
-    """μ below all eigenvalues of stiffness v = λ mass v: stiffness - μ mass is positive definite, up to rounding."""
+    """A μ below all eigenvalues of stiffness v = λ mass v: stiffness - μ mass is positive definite, up to rounding."""
     from scipy.sparse import linalg
 
     if stiffness.shape[0] == 1:
@@ -104,12 +104,12 @@ def _least_eigenvalue(stiffness: Any, mass: Any) -> float:
     for _ in range(20):
         if is_positive(stiffness - value * mass):
             return value
-        value *= 0.5  # it was another eigenvalue
+        value *= 0.5  # the iteration found a higher eigenvalue
     raise RuntimeError("no lower bound for the first eigenvalue was found; does the mesh have flat cells?")
 
 
 def _factors(matrix: Any) -> Any:
-    """L U of a symmetric matrix, with its diagonal for pivots, in an order for few entries."""
+    """L U of a symmetric matrix with diagonal pivots, in an order that keeps the factors sparse."""
     from scipy.sparse import linalg
 
     return linalg.splu(
@@ -118,7 +118,7 @@ def _factors(matrix: Any) -> Any:
 
 
 def is_positive(matrix: Any) -> bool:
-    """Whether a sparse symmetric matrix is positive definite: whether all pivots are, by Sylvester's law of inertia."""
+    """Whether a sparse symmetric matrix is positive definite: all pivots are positive (Sylvester's law of inertia)."""
     try:
         factors = _factors(matrix)
     except RuntimeError:  # exactly singular

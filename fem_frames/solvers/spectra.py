@@ -1,6 +1,6 @@
-"""Extreme eigenvalues by Lanczos, without dense matrices: condition numbers, frame bounds.
+"""Extreme eigenvalues by the Lanczos method, without dense matrices: condition numbers and frame bounds.
 
-All matrices here have the size N of the nodal basis, where nothing is singular: the nonzero spectrum of HᵀSH is that of
+All matrices here have the size N of the nodal basis, where none is singular: the nonzero spectrum of HᵀSH is that of
 H Hᵀ S, which is self-adjoint in the inner product of S.
 
 B samples, N nodal values, k Lanczos steps.
@@ -19,7 +19,7 @@ from fem_frames.formulations.formulation import Formulation
 from fem_frames.frame.level_matrices import flux_field, state_size, state_slices
 from fem_frames.operators.cells import Congruent
 from fem_frames.operators.linear import LinearOperator
-from fem_frames.solvers.bounds import error_bound as error_bound  # it was here before
+from fem_frames.solvers.bounds import error_bound as error_bound  # kept for earlier imports
 from fem_frames.solvers.conjugate_gradients import ConvergenceError, conjugate_gradients
 
 Map = Callable[[Tensor], Tensor]
@@ -38,7 +38,7 @@ class Conditioning:
     cond_C: float
     """of C_y on the range of D"""
     cond_flux: float | None
-    """of the frame of σ in H(div); None where there is no flux"""
+    """of the frame of σ in H(div); None for formulations without flux"""
 
 
 def extreme_eigenvalues(
@@ -51,19 +51,19 @@ def extreme_eigenvalues(
     tol: float = 1e-3,
     max_steps: int = 1000,
 ) -> tuple[float, ...]:
-    """Smallest (0) and largest (-1) eigenvalue of P S, P and S symmetric positive definite of the given size.
+    """Smallest (0) and largest (-1) eigenvalues of P S for symmetric positive definite P and S of the given size.
 
-    Lanczos in float64 and the inner product of S with full reorthogonalisation, until the residuals of the wanted Ritz
-    values are below tol, relatively: there is then an eigenvalue that near, and mostly much nearer.
+    Lanczos in float64 in the inner product of S, with full reorthogonalisation, until the relative residuals of the
+    wanted Ritz values are below tol: an eigenvalue is then at least that near, and usually much nearer.
     """
     v = torch.randn(size, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(device)
-    basis, images = v.new_empty(2, 16, size)  # (k, N) the basis, and S times it
+    basis, images = v.new_empty(2, 16, size)  # (k, N) the basis, and S times the basis
     diagonal: list[float] = []
     off: list[float] = []
     for step in range(min(max_steps, size)):
         image = S(v[None])[0]
         norm = float(torch.dot(v, image).clamp_min(0).sqrt())
-        if step and norm <= 1e-10 * max(diagonal):  # the space is invariant: it has all eigenvalues
+        if step and norm <= 1e-10 * max(diagonal):  # the space is invariant, so it contains all eigenvalues
             break
         if step % 5 == 4:
             values, residuals = _ritz_values(diagonal, off, norm, ends)
@@ -75,7 +75,7 @@ def extreme_eigenvalues(
         basis[step], images[step] = v / norm, image / norm
         v = P(images[step][None])[0]
         diagonal.append(float(torch.dot(v, images[step])))
-        for _ in range(2):  # once is not enough
+        for _ in range(2):  # one pass of reorthogonalisation is not enough
             v = v - (images[: step + 1] @ v) @ basis[: step + 1]
     else:
         if size > max_steps:
@@ -86,7 +86,7 @@ def extreme_eigenvalues(
 def _ritz_values(
     diagonal: list[float], off: list[float], beta: float, ends: tuple[int, ...]
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Ritz values and the norms of their residuals, beta being the next entry beside the diagonal."""
+    """Ritz values and the norms of their residuals; beta is the next off-diagonal entry."""
     sides = torch.tensor(off, dtype=torch.float64)
     T = torch.diag(torch.tensor(diagonal, dtype=torch.float64)) + torch.diag(sides, 1) + torch.diag(sides, -1)
     values, vectors = torch.linalg.eigh(T)
@@ -94,10 +94,10 @@ def _ritz_values(
 
 
 def condition_numbers(formulation: Formulation, y: Tensor, tol: float = 1e-3) -> Conditioning:
-    """Condition numbers for one y (p,), all by Lanczos; the formulation must be in float64."""
+    """Condition numbers for one y (p,) by Lanczos; the formulation must be in float64."""
     y = formulation.check_parameters(y)
     if len(y) != 1:
-        raise ValueError(f"one y is expected, not {len(y)}: condition numbers are those of one matrix")
+        raise ValueError(f"one y is expected, not {len(y)}: a condition number belongs to one matrix")
     _check_precision(formulation)
     frame, A, gram = formulation.frame, formulation.A(y), _gram(formulation)
     N, device = frame.arrays.nodal_size, frame.device
@@ -117,7 +117,7 @@ def condition_numbers(formulation: Formulation, y: Tensor, tol: float = 1e-3) ->
 
 
 def flux_bounds(formulation: Formulation, tol: float = 1e-3) -> tuple[float, float]:
-    """(c, C) with c ‖v‖² ≤ ‖F v‖² ≤ C ‖v‖² for v orthogonal to ker F, F of σ alone, in the norm of H(div)."""
+    """(c, C) with c ‖v‖² ≤ ‖F v‖² ≤ C ‖v‖² for v orthogonal to ker F, where F synthesises σ alone in H(div)."""
     _check_precision(formulation)
     arrays, device = formulation.frame.arrays, formulation.frame.device
     field = flux_field(arrays)
@@ -159,7 +159,7 @@ def _identity(v: Tensor) -> Tensor:
 
 
 def _gram(formulation: Formulation) -> Congruent:
-    """⟨𝒟u, 𝒟v⟩ on the nodal basis."""
+    """⟨𝒟u, 𝒟v⟩ in the nodal basis."""
     return Congruent(formulation.nodal_differential)
 
 
@@ -170,7 +170,7 @@ def _preconditioner(formulation: Formulation) -> Map:
 
 
 def _inverse(formulation: Formulation, on_frame: LinearOperator) -> Map:
-    """S^{-1} of the nodal matrix S for which on_frame = HᵀSH, by conjugate gradients in frame coordinates."""
+    """S^{-1} for the nodal matrix S with on_frame = HᵀSH, by conjugate gradients in frame coordinates."""
     H = formulation.frame.H
 
     def inverse(v: Tensor) -> Tensor:
@@ -178,7 +178,7 @@ def _inverse(formulation: Formulation, on_frame: LinearOperator) -> Map:
         if float(found.residual) > 1e-8:
             raise ConvergenceError(
                 f"an inverse cannot be applied: conjugate gradients stay at a residual of {float(found.residual):.1e}; "
-                "is the contrast of a_y too high for a frame that does not know it?"
+                "is the contrast of a_y too high for this frame?"
             )
         return H(found.x)
 

@@ -1,6 +1,6 @@
-"""Time and peak memory of D and its gradient by every route, beside a plain copy of its input and output.
+"""Time and peak memory of D and its gradient by every route, compared with a plain copy of its input and output.
 
-Absolute times depend on the machine; what counts are the ratios of one run.
+Absolute times depend on the machine; only the ratios within one run matter.
 """
 
 from __future__ import annotations
@@ -41,17 +41,16 @@ def benchmark_rows(
     seconds: float = 1.0,
     device: str = "cpu",
 ) -> Iterator[Row]:
-    """One row for every dtype and route.
+    """One row per dtype and route.
 
-    Forward is z = D w; backward adds the gradient Dᵀ z', through autograd. For `bpx` forward is A_y H w, and backward
-    goes through both; of all routes only this one needs the problem. `copy` copies w and z once forward, and once more
-    backward.
+    Forward is z = D w; backward adds the gradient Dᵀ z' through autograd. For `bpx`, which alone needs the problem,
+    forward is A_y H w and backward goes through both factors. `copy` copies w and z once forward and again backward.
     """
     needed = 16.0 * batch * (arrays.frame_size + state_size(arrays) * len(arrays.volumes))
     check_memory(f"a batch of {batch} samples", needed, "use a smaller batch")
     for dtype in dtypes:
         frame = Frame.from_arrays(arrays, dtype, device)
-        # Batch last in memory, as operators give and take it.
+        # The batch is contiguous in memory, as the operators expect.
         w = torch.randn(frame.frame_size, batch).to(frame.device, frame.dtype).T
         z = torch.randn(frame.D.shape[0], batch).to(frame.device, frame.dtype).T
         for route in routes:
@@ -110,8 +109,8 @@ def _runs(
 
 
 def _time(run: Callable[[], object], device: torch.device, seconds: float) -> float:
-    """Median of at least three runs, as many as fit into the time."""
-    run()  # the first one touches new memory
+    """Median of at least three runs, and of more if they fit into the time."""
+    run()  # the first run touches new memory
     times: list[float] = []
     until = time.perf_counter() + seconds
     while len(times) < 3 or (time.perf_counter() < until and len(times) < 200):
@@ -124,7 +123,7 @@ def _time(run: Callable[[], object], device: torch.device, seconds: float) -> fl
 
 
 def _peak_bytes(run: Callable[[], object], device: torch.device) -> int:
-    """The most memory that tensors made during a run hold at a time, its result included."""
+    """The largest memory that tensors made during a run hold at one time, including its result."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)

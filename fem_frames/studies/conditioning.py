@@ -1,4 +1,4 @@
-"""Condition numbers over the levels."""
+"""Condition numbers on all levels."""
 
 from __future__ import annotations
 

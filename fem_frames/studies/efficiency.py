@@ -1,4 +1,4 @@
-"""Error bounds divided by errors, over the levels."""
+"""Error bounds divided by true errors, on all levels."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def efficiency_rows(
     seed: int = 0,
     norm: str | None = None,
 ) -> Iterator[Row]:
-    """Error bound divided by true error in the same norm, on each level, over the samples y; and the relative bounds.
+    """Error bounds divided by true errors in the same norm over the samples y, and relative bounds, on each level.
 
-    (E): against the discrete solution, after perturbing it by random coefficients of the given relative sizes.
-    (LS): against the discrete solution two levels finer, so the finest two levels have no row.
+    (E) compares with the discrete solution, perturbed by random coefficients of the given relative sizes.
+    (LS) compares with the discrete solution two levels finer, so the finest two levels have no row.
     """
     if formulation_class(arrays.formulation).error_norm(norm).against == "exact solution":
         yield from _efficiency_on_finer_meshes(arrays, problem, y, norm)

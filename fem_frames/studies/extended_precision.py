@@ -1,8 +1,8 @@
 """Residual and loss in extended precision, to measure rounding errors in float64 and below.
 
-By NumPy's long double on the float64 tables: where that is no wider than float64, errors of float64 come out as zero.
+Uses NumPy's long double on the float64 tables: where it is no wider than float64, errors of float64 appear as zero.
 
-K finest cells, m numbers in a cell's state, r residuals of a cell.
+K finest cells, m numbers per cell state, r residuals per cell.
 """
 
 from __future__ import annotations

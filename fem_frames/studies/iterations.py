@@ -1,4 +1,4 @@
-"""Iterations of conjugate gradients over the levels."""
+"""Iterations of conjugate gradients on all levels."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def iteration_rows(
     limit: int = 5000,
     device: torch.device | str = "cpu",
 ) -> Iterator[Row]:
-    """Iterations of conjugate gradients for the nodal system, HᵀA_yH and DᵀC_yD, the most over the samples y.
+    """Iterations of conjugate gradients for the nodal system, HᵀA_yH and DᵀC_yD: the maximum over the samples y.
 
-    Also the relative residual in the end, evaluated in float64: in low precision the recurrence may not tell. None
-    where the tolerance is not reached within the limit, or rounding stops the frame's systems before.
+    Each row also has the final relative residual, evaluated in float64 because the recurrence is unreliable in low
+    precision. Iterations are None if the limit, or rounding in the frame's systems, ends them before the tolerance.
     """
     for dtype in dtypes:
         for level, exact in formulations(arrays, problem, device=device):

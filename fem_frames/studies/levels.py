@@ -1,4 +1,4 @@
-"""What studies over levels share: formulations on every level, frames that are kept, nominal parameters."""
+"""Helpers of the studies: formulations on every level, cached frames, nominal parameters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Row = dict[str, Any]
 
 
 def nominal_parameters(problem: Problem) -> Floats:
-    """(1, p) the middle of the parameters: the box's centre, or zero."""
+    """(1, p) the middle of the parameter domain: the centre of the box, or zero."""
     parameters = problem.parameters
     if isinstance(parameters, Uniform):
         return np.mean([parameters.lower, parameters.upper], axis=0)[None]
@@ -35,17 +35,17 @@ def formulations(
     dtype: str = "float64",
     device: torch.device | str = "cpu",
 ) -> Iterator[tuple[int, Formulation]]:
-    """The formulation on each level, from the coarsest that resolves the problem."""
+    """The formulation on each level, starting with the coarsest level that resolves the problem."""
     first = max(arrays.first_level, problem.resolved_from, 1)
     for level in range(first, arrays.finest_level + 1) if levels is None else levels:
         frame = Frame.from_arrays(arrays.coarsened(level, problem.regions), dtype, device)
         yield level, make_formulation(frame, problem)
 
 
-def kept_frame(
+def cached_frame(
     problem: Problem, levels: int, formulation: str, first_level: int | None = None, folder: Path | None = None
 ) -> FrameArrays:
-    """The frame from a folder if it is there, where no DOLFINx is needed; otherwise made, and kept in the folder."""
+    """Loads the frame from the folder, which needs no DOLFINx; if it is not there, makes it and saves it there."""
     first = problem.first_level if first_level is None else first_level
     options = "".join(f"-{key}={value}" for key, value in sorted(problem.options.items()))
     path = None if folder is None else folder / f"{problem.name}{options}-{formulation}-{first}-{levels}.npz"
@@ -62,7 +62,7 @@ def kept_frame(
 
 
 def embedded(w: Tensor, coarse: FrameArrays, fine: FrameArrays) -> Tensor:
-    """(B, Nhat) coefficients in a frame that goes on to finer levels: those of w come first in each family."""
+    """(B, Nhat) coefficients in a frame with more fine levels: w comes first in each family, then zeros."""
     parts = []
     for part, short, long in zip(
         w.split([sum(f.level_sizes) for f in coarse.families], dim=1), coarse.families, fine.families, strict=True

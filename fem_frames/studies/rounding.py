@@ -1,4 +1,4 @@
-"""Rounding errors of residual and gradient over the levels."""
+"""Rounding errors of residual and gradient on all levels."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ def rounding_rows(
 ) -> Iterator[Row]:
     """Errors of residual and gradient near the solution, relative to their size at w = 0, and the computed loss.
 
-    The point is the discrete solution, rounded to the dtype; the truth at that very point comes from extended
-    precision. `working_sums` lets the routes sparse and gather sum in the dtype itself, as a plain implementation
-    would. Errors are the largest and losses the means over the samples y.
+    They are measured at the discrete solution, rounded to the dtype, against extended precision at the same point.
+    With `working_sums` the routes sparse and gather sum in the dtype itself, as a plain implementation would.
+    Errors are the largest and losses the means over the samples y.
     """
-    # Exactly representable in every dtype, so that all solve the same problems.
+    # Rounded to bfloat16, which every dtype represents exactly, so that all solve the same problems.
     samples = torch.as_tensor(y).bfloat16().double()
     for level, exact in formulations(arrays, problem, levels):
         solution = solve(exact, samples, 1e-12).w
         extended = ExtendedForm(exact)
         load = dot(exact.load(samples), exact.load(samples)).sqrt()
         if not (load > 0).all():
-            raise ValueError(f"the load of {problem.name} is zero for some y: errors relative to it make no sense")
+            raise ValueError(f"the load of {problem.name} is zero for some y: errors relative to it are not defined")
         for dtype in dtypes:
             w = solution.to(check_dtype(dtype))
             truth = [extended(x, s) for x, s in zip(w.double(), samples, strict=True)]

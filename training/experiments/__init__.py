@@ -1,1 +1,1 @@
-"""Experiments: the paper's tables and what goes beyond them, as many runs with one protocol, and their report."""
+"""Experiments: the paper's tables and extensions of them, as many runs under one protocol, and their report."""

@@ -1,4 +1,4 @@
-"""Cells of an experiment: one training run each, in a folder that tells its state at any time."""
+"""Cells of an experiment: one training run each, whose state can always be read from its folder."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ Status = Literal["new", "partial", "done", "diverged"]
 
 @dataclass(frozen=True)
 class State:
-    """How far a cell is."""
+    """The progress of a cell."""
 
     status: Status
     step: int = 0
     seconds: float = 0.0
     loss: float | None = None
-    """Of the last batch, or in the end that of the test set."""
+    """Of the last batch while training, of the test set at the end."""
 
     @property
     def complete(self) -> bool:
-        """Whether running it again would change nothing."""
+        """Whether running the cell again would change nothing."""
         return self.status in ("done", "diverged")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A run of an experiment: `name` is that of its folder, beside which its settings lie as a TOML file."""
+    """A run of an experiment: `name` is the name of its folder; its settings are in a TOML file next to it."""
 
     name: str
     configuration: Configuration
@@ -51,7 +51,7 @@ class Cell:
 
     @property
     def output(self) -> Path:
-        """What the run says while it lasts."""
+        """The file with the messages of the run."""
         return self.out / f"{self.name}.log"
 
     @property
@@ -70,7 +70,7 @@ class Cell:
         return State("partial", last.get("step", 0), last.get("seconds") or 0.0, last.get("loss"))
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """A JSON file of the run, if it is there."""
+        """A JSON file of the run, or None if it does not exist."""
         return store.read_record(self.folder / name)
 
     def records(self) -> list[dict[str, Any]]:
@@ -78,26 +78,26 @@ class Cell:
         return read_log(self.folder / LOG) if (self.folder / LOG).is_file() else []
 
     def busy(self) -> bool:
-        """Whether a process is at work on it."""
+        """Whether a process is working on the cell."""
         if not (self.folder / store.LOCK).is_file():
             return False
         try:
             lock(self.folder / store.LOCK, patience=-1.0).close()
         except ValueError:
             return True
-        except OSError:  # someone else's folder, which nothing here can be at work on
+        except OSError:  # a folder of another user, in which no process of ours can work
             return False
         return False
 
     def check_settings(self) -> None:
-        """A ValueError if the folder holds a run with other settings."""
+        """Raises a ValueError if the folder holds a run with other settings."""
         if (self.folder / store.SETTINGS).exists():
             saved = store.saved_configuration(self.folder).record()
             store.check_same(saved, self.resolved.record(), str(self.folder))
 
 
 def last_record(path: Path, tail: int = 4096) -> Mapping[str, Any]:
-    """The last line of a log that tells of a training step."""
+    """The last line of a log that records a training step."""
     if not path.is_file():
         return {}
     with path.open("rb") as file:

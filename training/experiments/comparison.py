@@ -16,7 +16,7 @@ HEADINGS = ("method", "solves", "offline", "1000 queries", "loss above the floor
 
 
 def is_comparison(record: Mapping[str, Any]) -> bool:
-    """Whether it is what the demo writes."""
+    """Whether the record was written by the demo."""
     problems = record.get("problems")
     whole = {"problem", "formulation", "levels", "seed", "floor", "rows", "curves", "verdicts", "run", "versions"}
     return isinstance(problems, list) and all(whole <= set(p) for p in problems)
@@ -28,7 +28,7 @@ def write_comparison(record: Mapping[str, Any], folder: Path) -> None:
 
 
 def comparison_text(record: Mapping[str, Any], drawn: bool = False) -> str:
-    """The page as Markdown, with the picture if it is drawn."""
+    """The page as Markdown, with the picture if it has been drawn."""
     return "\n".join(_page(record, drawn)) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Reports that were written before: read, checked, and joined where cells were run at several times or places."""
+"""Reads and checks earlier reports, and merges reports whose cells ran at several times or places."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COMPLETE = ("done", "diverged")
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """What `fem-frames report` or demo_comparison.py wrote, or a ValueError that names the file."""
+    """Reads a file of `fem-frames report` or demo_comparison.py; a ValueError names the file."""
     try:
         report = json.loads(check_file(path).read_text(), parse_constant=_refuse)
         if not isinstance(report, dict):
@@ -28,7 +28,7 @@ def read_report(path: Path) -> dict[str, Any]:
             _check_whole(report)
     except KeyError as error:
         raise ValueError(f"{path} cannot be read as a report: it has no {error.args[0]!r}") from error
-    except Exception as error:  # whatever numbers and texts in wrong places lead to
+    except Exception as error:  # wrong types in the file can raise anything
         raise ValueError(f"{path} cannot be read as a report: {one_line(error)}") from error
     return report
 
@@ -38,24 +38,24 @@ def _refuse(constant: str) -> float:
 
 
 def _check_whole(report: Mapping[str, Any]) -> None:
-    """An error if the page or the figures of the report could not be made."""
+    """Raises an error if the page or the figures of the report cannot be made."""
     page_text(report)
     if report["preset"] not in PRESETS or not isinstance(report["protocol"], list):
-        raise ValueError("its preset or protocol is none that this fem-frames knows")
+        raise ValueError("this fem-frames does not know its preset or protocol")
     known = {table.name for table in PRESETS[report["preset"]].tables()}
-    if not {table["name"] for table in report["tables"]} <= known:  # they are names of figures too
-        raise ValueError("its tables are none that this fem-frames knows")
+    if not {table["name"] for table in report["tables"]} <= known:  # table names become file names of figures
+        raise ValueError("this fem-frames does not know its tables")
     for row in (row for table in report["tables"] for row in table["rows"]):
         if not all(isinstance(row[key], int | str) for key in SETTINGS) or not row["labels"]:
-            raise ValueError(f"the settings or labels of {row['cell']} are none")
+            raise ValueError(f"the settings or labels of {row['cell']} are not valid")
         if any(len([float(number) for number in point]) != 3 for point in report["curves"][row["cell"]]):
             raise ValueError(f"the curve of {row['cell']} has no triples of step, seconds and loss")
 
 
 def fill_in(report: Mapping[str, Any], other: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The report, its cells that are not complete taken from another one, called `name`, that has them complete.
+    """The report with its incomplete cells taken from another report, called `name`, if they are complete there.
 
-    Both must be of one protocol, or a table would compare what cannot be compared.
+    Both must follow the same protocol, otherwise a table would compare results that are not comparable.
     """
     _check_protocol(report, other, name)
     found = {row["cell"]: row for table in other["tables"] for row in table["rows"] if row["status"] in COMPLETE}
@@ -85,14 +85,14 @@ def _check_protocol(report: Mapping[str, Any], other: Mapping[str, Any], name: s
     here = protocol_lines(PRESETS[report["preset"]], optimizers)
     if other["protocol"] != here:
         theirs = next((line for line in other["protocol"] if line not in here), "fewer lines")
-        raise ValueError(f"{name} is of another protocol ({theirs}): its cells cannot stand beside those of this one")
+        raise ValueError(f"{name} has another protocol ({theirs}): its cells cannot be compared with these")
 
 
 def _check_settings(row: Mapping[str, Any], other: Mapping[str, Any], name: str) -> None:
     for key in SETTINGS:
         if row[key] != other[key]:
             raise ValueError(
-                f"{name} has {row['cell']} with {key} {other[key]}, here it is {row[key]}: leave it out by --cells, "
+                f"{name} has {row['cell']} with {key} {other[key]}, here it is {row[key]}: exclude it with --cells, "
                 "or run the cell"
             )
 

@@ -1,4 +1,4 @@
-"""Pictures of an experiment: loss curves by epoch and by time, random first nets, losses by level, ablation."""
+"""Figures of an experiment: loss curves by epoch and by time, nets with random weights, losses by level, ablation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SAMPLES = 6  # of random nets
 
 
 def draw_figures(report: Mapping[str, Any], folder: Path) -> dict[str, str]:
-    """Draws what the report has; the captions by file name."""
+    """Draws the figures of the report; returns the captions by file name."""
     captions = {}
     for table in report["tables"]:
         seen = [row for row in table["rows"] if len(report["curves"][row["cell"]]) > 1]
@@ -30,7 +30,7 @@ def draw_figures(report: Mapping[str, Any], folder: Path) -> dict[str, str]:
             captions[name] = "Excess of the loss over its floor after equally many steps, and steps to a fixed excess"
         elif table["name"] == "ablation":
             _draw_ablation(seen, folder / name)
-            captions[name] = "Test loss over its floor for each variant of the recipe, one dot a seed"
+            captions[name] = "Test loss over its floor for each variant of the recipe, one dot per seed"
         else:
             _draw_curves(table, seen, report["curves"], folder / name)
             captions[name] = f"Test loss of the cells of Table {table['name']}, by epoch and by time"
@@ -40,7 +40,7 @@ def draw_figures(report: Mapping[str, Any], folder: Path) -> dict[str, str]:
 def _draw_curves(
     table: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], curves: Mapping[str, Any], path: Path
 ) -> None:
-    """A column for each loss; above by epoch, below by time. Colours are the first label, line styles precisions."""
+    """One column per loss, by epoch above and by time below. Colours show the first label, line styles precisions."""
     plt = pyplot()
     losses = list(dict.fromkeys(row["loss_name"] for row in table["rows"]))
     kinds = list(dict.fromkeys(row["labels"][0] for row in table["rows"]))
@@ -131,7 +131,7 @@ def _draw_ablation(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def draw_initialisation(values: Mapping[str, Mapping[str, Any]], x: Any, path: Path) -> None:
-    """u and σ of nets with random weights: `values` has for each basis the fields (SAMPLES, N)."""
+    """u and σ of nets with random weights: for each basis `values` has the fields (SAMPLES, N)."""
     plt = pyplot()
     fields = list(next(iter(values.values())))
     figure, grid = plt.subplots(

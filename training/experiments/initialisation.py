@@ -1,4 +1,4 @@
-"""Nets with random weights as functions, with the frame and in the nodal basis.
+"""Nets with random weights as functions, in the frame and in the nodal basis.
 
 See "Effect on random initializations" in the paper. N points.
 """
@@ -23,9 +23,9 @@ from training.surrogate import FRAME, Surrogate
 def random_functions(
     arrays: FrameArrays, configuration: Configuration, samples: int, seed: int = 0
 ) -> dict[str, dict[str, Floats]]:
-    """For either basis the fields (samples, N) of nets of as many seeds, all at the same random y.
+    """For each basis the fields (samples, N) of nets with different seeds, all at the same random y.
 
-    In the middle of the parameter box, which is mapped to 0, nets without biases would all be zero.
+    The y is not the middle of the parameter box: this is mapped to 0, where nets with zero biases vanish.
     """
     problem = recorded_problem(arrays.record)
     y = problem.parameters.sample(1, seed)
@@ -44,6 +44,6 @@ def random_functions(
 
 
 def frame_of_cells(out: Path) -> FrameArrays | None:
-    """The frame of any run of an experiment."""
+    """The frame of any run of an experiment, or None if there is none."""
     path = next(iter(sorted(out.glob(f"*/{FRAME}"))), None)
     return None if path is None else FrameArrays.load(path)

@@ -1,4 +1,4 @@
-"""Evaluates the nets of an experiment on samples that neither training nor tests have seen."""
+"""Evaluates the nets of an experiment on samples that occur neither in training nor in tests."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from training.surrogate import Surrogate
 SAMPLES = 1000
 
 
-def evaluate_fresh(
+def evaluate_new_samples(
     cells: Sequence[Cell], seed: int, progress: Callable[[int, int], None] | None = None
 ) -> dict[str, dict[str, Any]]:
-    """The metrics of all cells that are done, by name, as `fem-frames evaluate --samples 1000 --seed` gives them."""
+    """The metrics of all finished cells by name, equal to those of `fem-frames evaluate --samples 1000 --seed`."""
     done = [cell for cell in cells if cell.state().status == "done"]
     solved: dict[tuple[Any, ...], ReferenceSolutions] = {}
     found = {}

@@ -1,4 +1,4 @@
-"""What runs, what is done and how long the rest will take: a table on a terminal, lines elsewhere."""
+"""Shows running and finished cells and the remaining time: a table on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from training.experiments.cells import Cell, State
 
 
 def expected_seconds(cells: Sequence[Cell], states: Mapping[str, State]) -> dict[str, float | None]:
-    """Of every cell the time that is left, by the speed of itself or of those most like it; None if nothing is known.
+    """The remaining seconds of each cell, from its own speed or that of the most similar cells; None if unknown.
 
-    Alike is the same optimizer, precision, loss and net, then without the net, without the loss, any cell at all.
+    Most similar are cells with the same optimizer, precision, loss and net, then without the net, the loss, and so on.
     """
     speeds: dict[tuple[str, ...], list[float]] = {}
     for cell in cells:
@@ -42,7 +42,7 @@ def _likenesses(cell: Cell) -> list[tuple[str, ...]]:
 
 
 def duration(seconds: float) -> str:
-    """For people: 45 s, 12 min, 3 h 20 min."""
+    """A readable duration: 45 s, 12 min, 3 h 20 min."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -50,7 +50,7 @@ def duration(seconds: float) -> str:
 
 
 class Overview:
-    """Tells how an experiment goes, on stderr."""
+    """Shows the progress of an experiment on stderr."""
 
     EVERY = 60.0  # seconds between lines
 
@@ -83,19 +83,19 @@ class Overview:
             print(text, file=sys.stderr, flush=True)
 
     def ended(self, cell: Cell) -> None:
-        """A cell is complete."""
+        """Reports that a cell is complete."""
         state = cell.state()
         how = "done" if state.status == "done" else "diverged"
         loss = "" if state.loss is None else f", test loss {state.loss:.3e}"
         self.say(f"{cell.name}: {how} at step {state.step} after {duration(state.seconds)}{loss}")
 
     def failed(self, name: str, reason: str) -> None:
-        """A cell cannot be run; the others go on."""
+        """Reports that a cell cannot run; the others continue."""
         self._failed.add(name)
         self.say(f"{name}: failed, {reason}")
 
     def update(self, working: Iterable[str]) -> None:
-        """To be called often: looks at the cells now and then."""
+        """Refreshes the display; may be called often, and reads the cells only now and then."""
         now = time.monotonic()
         if not self._wanted or now - self._told < (1.0 if self._screen is not None else self.EVERY):
             return
@@ -114,9 +114,9 @@ class Overview:
         rests = [seconds for name, seconds in left.items() if name not in self._failed]
         known = [seconds for seconds in rests if seconds is not None]
         unknown = len(rests) - len(known)
-        time_left = max([sum(known) / self._workers, *known])  # a run has one worker
+        time_left = max([sum(known) / self._workers, *known])  # each run occupies one worker
         rest = f"about {duration(time_left)} left" if time_left else "time left not known yet"
-        more = f", without {unknown} cells unlike any so far" if unknown and time_left else ""
+        more = f", not counting {unknown} cells unlike any so far" if unknown and time_left else ""
         failed = f", {len(self._failed)} failed" if self._failed else ""
         return f"{complete} of {len(states)} cells complete{failed}, {rest}{more}"
 

@@ -1,4 +1,4 @@
-"""The values that the paper prints: MRE, MSE and loss of its Tables 1 to 3 (arXiv 2601.23185)."""
+"""The values printed in the paper: MRE, MSE and loss of its Tables 1 to 3 (arXiv 2601.23185)."""
 
 from __future__ import annotations
 

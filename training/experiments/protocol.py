@@ -1,17 +1,17 @@
-"""The protocol of the experiments, in one place: what the paper fixes, what it leaves open, which cells there are.
+"""The protocol of the experiments: what the paper fixes, what it leaves open, and which cells are run.
 
-The paper ("Experimental settings") fixes the problem, J = 10, the nets, the optimizers with their settings for every
-precision, the metrics and 6000 epochs. All these are defaults of `Configuration` and of `training.precision`.
+The paper ("Experimental settings") fixes the problem, J = 10, the nets, the optimizers with their settings for each
+precision, the metrics and 6000 epochs. These are the defaults of `Configuration` and of `training.precision`.
 
-It leaves open how many samples and steps an epoch has, the batch, the number of test samples, and the seeds. Here
+It leaves open the samples and steps per epoch, the batch size, the number of test samples, and the seeds. Here
 
-- SGD and Adam draw fresh samples: `STEPS` steps of `BATCH` samples an epoch, fewer in the shorter presets;
-- L-BFGS and NGD, which need the same function at all points of a line, have a fixed set of `FIXED` samples and take
-  one step of at most 20 iterations an epoch;
-- the test set has `TEST` samples with a seed of its own, the same for all cells;
+- SGD and Adam draw new samples: `STEPS` steps of `BATCH` samples per epoch, fewer in the shorter presets;
+- L-BFGS and NGD need the same function at all points of a line search, so they use a fixed set of `FIXED` samples and
+  take one step of at most 20 iterations per epoch;
+- the test set has `TEST` samples with its own seed, the same for all cells;
 - the seed of net and samples is 0.
 
-A preset says how much of it is run. Only `quick` has another J.
+A preset chooses how much of this is run. Only `quick` uses a smaller J.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table: its labels, the cell it comes from, and what the paper has in its place."""
+    """A row of a table: its labels, the cell it comes from, and the paper's values, if any."""
 
     labels: tuple[str, ...]
     cell: str
@@ -62,7 +62,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Preset:
-    """How much of the protocol is run."""
+    """The part of the protocol that is run."""
 
     name: str
     text: str
@@ -71,7 +71,7 @@ class Preset:
     optimizers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def tables(self, which: str = "all", cells: str = "*") -> list[Table]:
-        """The tables of the preset, or the one of this name; of these the rows whose cells match the pattern."""
+        """The tables of the preset, or the one named `which`, with the rows whose cells match the pattern."""
         made = self.make(self)
         names = [table.name for table in made]
         if which != "all" and which not in names:
@@ -86,7 +86,7 @@ class Preset:
         return [table for table in chosen if table.rows]
 
     def cells(self, out: Path, which: str = "all", cells: str = "*") -> list[Cell]:
-        """The runs that these tables need, each once."""
+        """The runs that these tables need, without repetition."""
         found: dict[str, Configuration] = {}
         for row in (row for table in self.tables(which, cells) for row in table.rows):
             assert found.setdefault(row.cell, row.configuration) == row.configuration, row.cell
@@ -149,10 +149,10 @@ STABLE_RATE = 1e-5
 
 
 def _slow_sgd(preset: Preset) -> Row:
-    """SGD without a frame at a rate at which it does not diverge.
+    """SGD without a frame, at a rate for which it does not diverge.
 
     The biases alone move the output by about 9 times its gradient in every direction, and the largest eigenvalue of
-    2 A_y is about 8/h: with the paper's rate of 1e-3 the fastest error grows from J = 5 on, at J = 10 by 70 a step.
+    2 A_y is about 8/h: at the paper's rate of 1e-3 the fastest error grows for J ≥ 5, at J = 10 by 70 per step.
     """
     configuration = replace(preset.configuration("sgd", "nodal", "float32"), rate=STABLE_RATE)
     labels = (f"SGD, rate {STABLE_RATE:g}", "nodal", "float32")
@@ -191,8 +191,8 @@ SINGLE_LEVELS: dict[str, dict[str, Any]] = {
     "separate-frame": {"net": "separate-frame", "epochs": 12000, "rate": 1e-2},
     "separate-frame-4": {"net": "separate-frame", "epochs": 6000, "rate": 1e-2, "start_level": 4},
 }
-"""Changes for nets of single levels, by the names of their cells. Those that are prolonged bear a larger rate; those
-that start on the coarsest level are slow to train."""
+"""Changes for nets of single levels, by the names of their cells. Nets with prolongations tolerate a larger rate;
+those that start on the coarsest level train slowly."""
 
 
 def _recipe_rows(preset: Preset) -> Iterator[Row]:

@@ -1,6 +1,6 @@
-"""Collects what the runs of an experiment left in their folders, and writes it down: JSON, from that Markdown.
+"""Collects the results of an experiment's runs as JSON, and writes them as Markdown.
 
-Every number comes from `result.json` or the log of a run, whose name stands beside it.
+Every number comes from `result.json` or the log of a run, whose name is next to it.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from training.recipes import best
 from training.run import store
 
 REPORT, PAGE = "report.json", "report.md"
-POINTS = 200  # of a curve at most
+POINTS = 200  # at most, per curve
 EXCESSES = (1e-3, 1e-4, 1e-5, 1e-6)
-"""Steps are counted until the test loss is that much above its floor."""
+"""The report counts the steps until the test loss is this much above its floor."""
 
 
 def collect(
     out: Path, preset: Preset | None = None, fresh: Mapping[str, Any] | None = None, cells: str = "*"
 ) -> dict[str, Any]:
-    """All that is there of an experiment, as JSON has it; its preset is the one the folder names, unless given.
+    """All results of an experiment in the form of its JSON; the folder names the preset unless it is given.
 
-    `fresh` has metrics on new samples, by cell; `cells` is a pattern that their names match.
+    `fresh` has metrics on new samples by cell; `cells` is a pattern for their names.
     """
     preset = preset or PRESETS[preset_of(out)]
     tables, curves, circumstances, optimizers = [], {}, set(), set()
@@ -70,7 +70,7 @@ def collect(
 
 
 def protocol_lines(preset: Preset, optimizers: Container[str] = OPTIMIZERS) -> list[str]:
-    """What the preset runs with these optimizers, from the configurations themselves."""
+    """Describes in words what the preset runs with these optimizers, from the configurations themselves."""
     base = preset.base
     lines = [
         f"problem {base.problem}, {base.formulation}, J = {base.levels}; test set of {base.test_samples} samples, seed "
@@ -135,7 +135,7 @@ def _collect_row(row: Row, cell: Cell) -> dict[str, Any]:
 
 
 def _curve(cell: Cell) -> list[list[float]]:
-    """[step, seconds, test loss] of a run, not more than `POINTS`."""
+    """[step, seconds, test loss] of a run, at most `POINTS` of them."""
     tests = [r for r in cell.records() if "test" in r and r["test"]["loss"] is not None]
     every = max(1, math.ceil(len(tests) / POINTS))
     kept = [r for i, r in enumerate(tests) if i % every == 0 or i == len(tests) - 1]
@@ -157,7 +157,7 @@ def page_text(report: Mapping[str, Any]) -> str:
 
 
 def write_report(report: Mapping[str, Any], folder: Path) -> None:
-    """JSON and page, both made before either is written."""
+    """Writes JSON and page, after making both."""
     texts = {REPORT: json.dumps(report, indent=1, allow_nan=False) + "\n", PAGE: page_text(report)}
     for name, text in texts.items():
         with written_whole(folder / name) as file:
@@ -206,7 +206,7 @@ def _page(report: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _notes(table: Mapping[str, Any]) -> Iterator[str]:
-    """Under a table: its floor, and why runs ended before their time."""
+    """The lines below a table: its floor, and why runs ended early."""
     floors = {f"{row['floor']:.4e}" for row in table["rows"] if row["floor"] is not None}
     if len(floors) == 1:
         yield ""
@@ -256,7 +256,7 @@ def _table_lines(table: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _epochs(row: Mapping[str, Any]) -> str:
-    """Those taken; where a run ended early, of how many."""
+    """The number of epochs; for a run that ended early, with the planned number."""
     taken = row["steps"] / row["steps_per_epoch"]
     whole = row["status"] == "done" and row["steps"] == row["epochs"] * row["steps_per_epoch"]
     return str(row["epochs"]) if whole else f"{taken:.4g} of {row['epochs']}"
@@ -271,7 +271,7 @@ def _loss(row: Mapping[str, Any]) -> str:
 
 
 def _ratio_lines(cells: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Loss without over loss with preconditioning, where both are known."""
+    """Loss without preconditioning divided by loss with it, where both are known."""
     found = []
     for without in cells.values():
         if without["loss_name"] != "nodal" or not without["paper"]:

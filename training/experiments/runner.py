@@ -1,7 +1,7 @@
 """Runs the cells of an experiment, several at a time, each as a process `fem-frames train` with its own log.
 
-What is complete is skipped, what was begun goes on, and what fails does not stop the others. All that is known of a
-cell is in its folder: an experiment may be killed at any time, and several may work on the same folder.
+Complete cells are skipped, unfinished ones continue, and a failed cell does not stop the others. The folder of a cell
+holds everything about it: an experiment may be killed at any time, and several processes may share the folder.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ POLL = 0.2  # seconds
 
 
 @dataclass
-class Outcome:
-    """What became of the cells, by name."""
+class CellOutcomes:
+    """The names of the cells by how they ended."""
 
     done: list[str] = field(default_factory=list)
     diverged: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
-    """With the last line that the run said."""
+    """Each with the last message of its run."""
 
 
 def claim(out: Path, preset: str) -> None:
-    """Makes the folder of an experiment, or sees that it is one of the same preset."""
+    """Creates the folder of an experiment, or checks that it holds one with the same preset."""
     there = is_there(out)
     if there and not out.is_dir():
         raise ValueError(f"{out} is a file: give a folder as --out")
@@ -59,7 +59,7 @@ def claim(out: Path, preset: str) -> None:
 
 
 def preset_of(out: Path) -> str:
-    """The preset that the folder of an experiment was made with."""
+    """The preset with which the experiment in this folder was started."""
     try:
         preset = str(json.loads(check_file(out / MARK).read_text())["preset"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -69,8 +69,8 @@ def preset_of(out: Path) -> str:
     return preset
 
 
-def run_cells(cells: Sequence[Cell], workers: int, overview: Overview) -> Outcome:
-    """Runs all cells that are not complete; Ctrl-C and SIGTERM let those at work save, and end."""
+def run_cells(cells: Sequence[Cell], workers: int, overview: Overview) -> CellOutcomes:
+    """Runs all incomplete cells; on Ctrl-C and SIGTERM the running ones save and end."""
     for cell in cells:
         cell.check_settings()
     check_writable(cells[0].settings)
@@ -79,12 +79,12 @@ def run_cells(cells: Sequence[Cell], workers: int, overview: Overview) -> Outcom
 
 @dataclass(frozen=True)
 class _Work:
-    """A cell that a process of ours is at work on."""
+    """A cell on which one of our processes works."""
 
     cell: Cell
     process: subprocess.Popen[bytes]
     said: int
-    """Size of the cell's output when it began."""
+    """Size of the cell's output when the process started."""
 
 
 class _Runner:
@@ -92,15 +92,15 @@ class _Runner:
         self._overview, self._workers = overview, workers
         self._waiting = [cell for cell in cells if not cell.state().complete]
         self._working: dict[str, _Work] = {}
-        self._elsewhere: set[str] = set()  # cells that other processes are at work on
+        self._elsewhere: set[str] = set()  # cells on which other processes work
         self._cells = cells
-        self._outcome = Outcome()
-        self._stopping = 0  # how often someone asked for it
+        self._outcomes = CellOutcomes()
+        self._stopping = 0  # the number of requests to stop
         self._told: dict[str, int] = {}
         for cell in cells:
             _tidy(cell)
 
-    def run(self) -> Outcome:
+    def run(self) -> CellOutcomes:
         with StopSignals(self._stop), self._overview:
             try:
                 self._loop()
@@ -115,10 +115,10 @@ class _Runner:
         for cell in self._cells:
             status = cell.state().status
             if status == "done":
-                self._outcome.done.append(cell.name)
+                self._outcomes.done.append(cell.name)
             elif status == "diverged":
-                self._outcome.diverged.append(cell.name)
-        return self._outcome
+                self._outcomes.diverged.append(cell.name)
+        return self._outcomes
 
     def _loop(self) -> None:
         while self._working or (self._waiting and not self._stopping):
@@ -135,7 +135,7 @@ class _Runner:
                 return
             if cell.name in self._elsewhere:
                 continue
-            if cell.busy():  # of an experiment on the same folder, or of one that was killed
+            if cell.busy():  # held by another experiment on this folder, or by a run that outlived its experiment
                 self._elsewhere.add(cell.name)
                 self._overview.say(f"{cell.name}: another process is at work on it")
                 continue
@@ -165,14 +165,14 @@ class _Runner:
                 self._failed(name, _reason(work, code))
 
     def _failed(self, name: str, reason: str) -> None:
-        self._outcome.failed[name] = reason
+        self._outcomes.failed[name] = reason
         self._overview.failed(name, reason)
 
     def _stop(self) -> None:
         self._stopping += 1
 
     def _pass_on(self) -> None:
-        """Hands wishes to stop on to the runs: after the first they save, after a second they end at once."""
+        """Passes requests to stop on to the runs: at the first they save, at the second they end at once."""
         for name, work in self._working.items():
             if self._told.get(name, 0) < self._stopping:
                 self._told[name] = self._stopping
@@ -182,25 +182,25 @@ class _Runner:
 
 
 def _tidy(cell: Cell) -> None:
-    """Removes checkpoints of a cell that is done: up to gigabytes, of no more use."""
+    """Removes the checkpoints of a finished cell, which are large and no longer needed."""
     if (cell.folder / store.CHECKPOINTS).exists() and cell.state().status == "done" and not cell.busy():
         shutil.rmtree(cell.folder / store.CHECKPOINTS, ignore_errors=True)
 
 
 def _start(cell: Cell, workers: int) -> _Work:
     resume = (cell.folder / store.SETTINGS).exists()
-    if not resume:  # those of a run that was removed may be of another protocol
+    if not resume:  # the settings of a removed run may follow another protocol
         with written_whole(cell.settings) as file:
             file.write(cell.resolved.to_toml().encode())
-    # -P: modules in the folder where the experiment was started are not imported in place of installed ones.
+    # -P: installed modules take precedence over those in the folder where the experiment was started.
     command = [sys.executable, "-P", "-m", "fem_frames.commands", "train"]
     command += [str(cell.settings), "--out", str(cell.folder)]
-    if is_file(cell.resolved.problem):  # settings do not choose code, who started the experiment does
+    if is_file(cell.resolved.problem):  # the user who starts the experiment chooses code, not the settings
         command += ["--problem", cell.resolved.problem]
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, store.cores() // workers))
     with cell.output.open("ab") as output:
         said = output.tell()
-        # A session of its own: Ctrl-C comes from here, once, and not from the terminal too.
+        # Its own session, so that Ctrl-C reaches the run only through this process, not also from the terminal.
         process = subprocess.Popen(
             [*command, "--resume"] if resume else command,
             stdin=subprocess.DEVNULL,
@@ -213,10 +213,10 @@ def _start(cell: Cell, workers: int) -> _Work:
 
 
 def _reason(work: _Work, code: int) -> str:
-    """Why a run failed: what it said in the end, or what ended it."""
+    """Why a run failed: its last message, or the signal that ended it."""
     output = work.cell.output
     if code < 0:
-        hint = "; was there memory enough?" if code == -signal.SIGKILL else ""
+        hint = "; was there enough memory?" if code == -signal.SIGKILL else ""
         return f"killed by {signal.Signals(-code).name}{hint} (see {output})"
     with output.open("rb") as file:
         file.seek(work.said)

@@ -1,11 +1,11 @@
-"""L-BFGS with a line search after strong Wolfe, made for devices: one wait per direction, one per evaluation.
+"""L-BFGS with a strong Wolfe line search that waits for the device once per direction and once per evaluation.
 
-The iterates are those of `torch.optim.LBFGS` up to rounding, which waits for the device at every inner product, four
-times per pair of its history. Here all inner products of a direction are one matrix product, which is read at once. The
-two-loop recursion becomes two triangular systems in these numbers, solved on the CPU in float64, and the direction is
-one more product.
+The iterates equal those of `torch.optim.LBFGS` up to rounding, but that one waits for the device at every inner
+product, four times per pair of its history. Here one matrix product yields all inner products of a direction, which
+are read at once. The two-loop recursion becomes two triangular systems in these numbers, solved on the CPU in float64,
+and the direction is one more product.
 
-P parameters, n pairs (s, y) of the history, s a step, y the change of the gradient along it.
+P parameters, n pairs (s, y) in the history: a step s and the change y of the gradient along it.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from torch import Tensor, nn
 from fem_frames.operators.products import accumulation_dtype
 from training.optimizers.line_search import Line, Trial, read, strong_wolfe
 
-LEAST_CURVATURE = 1e-10  # ⟨y, s⟩ of pairs that enter the history
-CHUNK = 2**16  # columns that half precision is widened for at a time
+LEAST_CURVATURE = 1e-10  # smallest ⟨y, s⟩ of pairs that enter the history
+CHUNK = 2**16  # columns of half precision that are widened at a time
 
 
 class LBFGS(torch.optim.Optimizer):
-    """θ ← θ + t d with d = -B ∇, B the inverse Hessian that the pairs of the history give.
+    """θ ← θ + t d with d = -B ∇, where B is the inverse Hessian from the pairs of the history.
 
-    Up to `max_iter` directions and `max_eval` evaluations per step. `reason` says why the last step ended before its
-    limits, if it did. Reads the state of `torch.optim.LBFGS` too.
+    A step has up to `max_iter` directions and `max_eval` evaluations. `reason` says why the last step ended before
+    these limits, if it did. The state of `torch.optim.LBFGS` can be loaded too.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class LBFGS(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor]) -> Tensor:  # type: ignore[override]
-        """One step; gives the loss before it. The closure leaves the gradient at the parameter."""
+        """Takes one step; returns the loss before it. The closure stores the gradient at the parameter."""
         (group,) = self.param_groups
         (vector,) = group["params"]
         self.reason = None
@@ -93,7 +93,7 @@ class LBFGS(torch.optim.Optimizer):
         return before
 
     def _direction(self, state: dict[str, Any], gradient: Tensor, size: int) -> Tensor:
-        """(P,) -B ∇; before, the last step enters the history if it may."""
+        """(P,) -B ∇, after adding the last step to the history if its curvature permits."""
         history = state.setdefault("history", History(gradient.new_empty(0, 2, len(gradient))))
         step, change = state["d"] * state["t"], gradient - state["prev_flat_grad"]
         return history.direction(torch.stack([step, change, gradient]), size)
@@ -108,8 +108,8 @@ class LBFGS(torch.optim.Optimizer):
         return content
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """What `state_dict` gave, or that of `torch.optim.LBFGS`."""
-        # Without torch, which would round the inner products to the precision of the parameters.
+        """Loads the result of `state_dict`, or of `torch.optim.LBFGS.state_dict`."""
+        # Bypasses torch's loading, which would round the inner products to the precision of the parameters.
         super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
         (vector,) = self.param_groups[0]["params"]
         for own in state_dict["state"].values():
@@ -127,7 +127,7 @@ class LBFGS(torch.optim.Optimizer):
 
 
 class History:
-    """The last pairs (s, y), and directions from them by their inner products alone."""
+    """The last pairs (s, y), and directions that need only their inner products."""
 
     def __init__(
         self,
@@ -137,9 +137,9 @@ class History:
         oldest: int = 0,
         scale: float = 1.0,
     ) -> None:
-        """`pairs` (n, 2, P); `inner` (2, n, n) ⟨s_i, y_j⟩ for s_i not younger than y_j, and ⟨y_i, y_j⟩.
+        """`pairs` (n, 2, P); `inner` (2, n, n) ⟨s_i, y_j⟩ for s_i not newer than y_j, and ⟨y_i, y_j⟩.
 
-        `on_gradient` (n, 2) ⟨s_i, ∇⟩ and ⟨y_i, ∇⟩ for the last gradient; the first new y is the change from that one.
+        `on_gradient` (n, 2) ⟨s_i, ∇⟩ and ⟨y_i, ∇⟩ for the last gradient; the next y is the change from this gradient.
         """
         n = self.count = len(pairs)
         self.oldest, self.scale = oldest, scale
@@ -149,15 +149,15 @@ class History:
 
     @classmethod
     def from_pairs(cls, pairs: Tensor, gradient: Tensor, scale: float) -> History:
-        """From old to new, with their inner products computed afresh."""
+        """From pairs ordered from old to new; computes their inner products."""
         steps, changes = pairs.unbind(1)
         inner = torch.stack([_products(rows, changes) for rows in (steps, changes)])
         on_gradient = _products(pairs.flatten(0, 1), gradient[None]).view(-1, 2)
         return cls(pairs, inner.cpu().double(), on_gradient.cpu().double(), 0, scale)
 
     def record(self) -> dict[str, Any]:
-        """Tensors and numbers, for files."""
-        pairs = self._pairs[: self.count].clone()  # a view would be saved with all that it is a view of
+        """Tensors and numbers to save in a file."""
+        pairs = self._pairs[: self.count].clone()  # saving a view would save the whole buffer
         products = {"inner": self._inner.clone(), "on_gradient": self._on_gradient.clone()}
         return {"pairs": pairs, **products, "oldest": self.oldest, "H_diag": self.scale}
 
@@ -167,14 +167,14 @@ class History:
         return cls(pairs.to(like), inner, on_gradient, record["oldest"], record["H_diag"])
 
     def direction(self, new: Tensor, size: int) -> Tensor:
-        """(P,) -B ∇ for `new` (3, P): a pair s, y, which enters where ⟨s, y⟩ > 0, and ∇; in a history of that size.
+        """(P,) -B ∇ for `new` (3, P): a pair s, y, which enters the history if ⟨s, y⟩ > 0, and ∇; keeps `size` pairs.
 
-        One pass over the pairs for ⟨·, ∇⟩, one for the direction: as many as the two loops need. ⟨·, y⟩ is the
+        Passes over the pairs once for ⟨·, ∇⟩ and once for the direction, as often as the two loops. ⟨·, y⟩ is the
         change of ⟨·, ∇⟩.
         """
         rows = self._pairs[: self.count].flatten(0, 1)  # (2 n, P)
         products = torch.cat([_products(rows, new[2:])[:, 0], _products(new[:2], new[1:]).flatten()])
-        found = products.cpu().double()  # the one wait
+        found = products.cpu().double()  # the only wait for the device
         on_gradient, own = found[:-4].view(-1, 2), found[-4:].view(2, 2)  # own: s and y with y and ∇
         on_change = on_gradient - self._on_gradient
         if float(own[0, 0]) > LEAST_CURVATURE:
@@ -191,7 +191,7 @@ class History:
         return made.sub_(new[2], alpha=self.scale).to(new.dtype)
 
     def _insert(self, pair: Tensor, size: int) -> int:
-        """Where in the history the pair is: at its end, or if it is full in place of the oldest."""
+        """Stores the pair at the end of the history, or in place of the oldest if it is full; returns its position."""
         if self.count == size:
             slot, self.oldest = self.oldest, (self.oldest + 1) % size
         else:
@@ -205,7 +205,7 @@ class History:
         return slot
 
     def _weights(self) -> Tensor:
-        """(n, 2) those of s and y in d + scale · ∇.
+        """(n, 2) weights of s and y in d + scale · ∇.
 
         The two loops, over the pairs from new to old and back, are substitutions: U α = -⟨s, ∇⟩ for the upper triangle
         U of ⟨s_i, y_j⟩ from old to new, then Uᵀ c = diag(U) α + scale · (⟨y, ∇⟩ + ⟨y, y⟩ α).
@@ -222,7 +222,7 @@ class History:
 
 
 def _arrived(here: Trial, change: float, improvement: float, group: Mapping[str, Any]) -> str | None:
-    """Why there is nothing left to do after a direction, if so; `change` is the largest of a parameter."""
+    """Why the search ends after a direction, or None; `change` is the largest change of a parameter."""
     tolerance = group["tolerance_change"]
     if here.largest <= group["tolerance_grad"]:
         return _small_gradient(here.largest, group)
@@ -246,14 +246,14 @@ def _no_descent(slope: float, group: Mapping[str, Any]) -> str:
 
 
 def _with_row(rows: Tensor, place: int, row: Tensor) -> Tensor:
-    """The rows with another one at this place, or at their end."""
+    """The rows with another one at this position, or at the end."""
     made = rows.clone() if place < len(rows) else nn.functional.pad(rows, (0, 0, 0, 1))
     made[place] = row
     return made
 
 
 def _products(rows: Tensor, columns: Tensor) -> Tensor:
-    """(a, b) inner products of (a, P) and (b, P), in float32 where they are in half precision."""
+    """(a, b) inner products of (a, P) and (b, P), in float32 for half precision."""
     wide = accumulation_dtype(rows.dtype)
     if rows.dtype == wide:
         return rows @ columns.T

@@ -1,4 +1,4 @@
-"""A line search after strong Wolfe, by evaluations that each wait for the device once.
+"""A strong Wolfe line search whose evaluations wait for the device once each.
 
 P parameters.
 """
@@ -25,19 +25,19 @@ class Trial:
     t: float
     loss: float
     slope: float
-    """⟨∇, d⟩ there."""
+    """⟨∇, d⟩ at this point."""
     gradient: Tensor  # (P,)
     largest: float
-    """Largest entry of the gradient, by absolute value."""
+    """Largest absolute entry of the gradient."""
 
 
 class Line:
-    """t to the trial at x + t d, by one evaluation and one wait."""
+    """Maps t to the trial at x + t d, with one evaluation and one wait for the device."""
 
     def __init__(self, closure: Callable[[], Tensor], vector: Tensor, start: Trial, d: Tensor) -> None:
         self._closure, self._vector, self._x, self._d = closure, vector, vector.detach().clone(), d
         self.start, self.evaluations, self.longest = start, 0, math.nan
-        """Slope of the start and longest entry of d are known after the first evaluation: they are read with it."""
+        """The slope at the start and the largest entry of d are read with the first evaluation."""
 
     def __call__(self, t: float) -> Trial:
         self.move(t)
@@ -50,7 +50,7 @@ class Line:
             self.start, self.longest = replace(self.start, slope=more[0]), more[1]
         self.evaluations += 1
         if not math.isfinite(slope) or math.isnan(value):
-            value, slope = math.inf, 0.0  # a search that meets no number comes back
+            value, slope = math.inf, 0.0  # an infinite loss makes the search turn back
         return Trial(t, value, slope, gradient, largest)
 
     def move(self, t: float) -> None:
@@ -59,10 +59,10 @@ class Line:
 
 
 def strong_wolfe(line: Line, trial: Trial, tolerance: float, limit: int) -> Trial:
-    """A trial that satisfies the strong Wolfe conditions, or the lowest after `limit` trials more than the first.
+    """A trial that satisfies the strong Wolfe conditions, or the lowest one after `limit` further trials.
 
-    Steps grow until an interval is found that holds such a point, which then shrinks, also where cubic interpolation
-    gets stuck at its ends; it is given up where it is shorter than the tolerance.
+    Steps grow until they bracket such a point. Then the bracket shrinks, even where cubic interpolation gets stuck at
+    its ends; the search ends when the bracket is shorter than the tolerance.
     """
     start, before, count = line.start, line.start, 0
 
@@ -109,7 +109,7 @@ def strong_wolfe(line: Line, trial: Trial, tolerance: float, limit: int) -> Tria
 
 
 def _interpolated(a: Trial, b: Trial, lowest: float, highest: float) -> float:
-    """Where the cubic polynomial through two trials has its minimum, kept between the limits; else their middle."""
+    """The minimum of the cubic polynomial through two trials, clipped to the limits; without one, their middle."""
     a, b = (a, b) if a.t <= b.t else (b, a)
     middle = (lowest + highest) / 2
     if a.t == b.t or not math.isfinite(a.loss - b.loss):
@@ -126,7 +126,7 @@ def _interpolated(a: Trial, b: Trial, lowest: float, highest: float) -> float:
 
 
 def read(*values: Tensor) -> list[float]:
-    """Numbers, in one wait for the device."""
+    """The values as numbers, with one wait for the device."""
     wide = accumulation_dtype(values[0].dtype)
     found: list[float] = torch.stack([value.to(wide) for value in values]).tolist()
     return found

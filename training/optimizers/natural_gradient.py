@@ -1,4 +1,4 @@
-"""Natural gradient descent: Gauss-Newton steps, by conjugate gradients that never form a matrix.
+"""Natural gradient descent: Gauss-Newton steps by matrix-free conjugate gradients.
 
 P parameters.
 """
@@ -18,28 +18,28 @@ from training.optimizers.line_search import read
 
 
 class GaussNewtonObjective(Protocol):
-    """What `NGD.step` takes instead of a closure."""
+    """The argument of `NGD.step` in place of a closure."""
 
     def __call__(self) -> Tensor:
-        """The loss; leaves gradients at the parameters."""
+        """The loss; stores gradients at the parameters."""
 
     def gradient(self) -> Tensor:
-        """(P,) the gradient just left, in float32 or float64."""
+        """(P,) the gradient just stored, in float32 or float64."""
 
     def gauss_newton(self) -> Callable[[Tensor], Tensor]:
-        """(P,) to (P,), the Gauss-Newton matrix at the present parameters."""
+        """(P,) to (P,), the Gauss-Newton matrix at the current parameters."""
 
 
 class _EnoughError(Exception):
-    """The line search has used its evaluations."""
+    """The line search has used all its evaluations."""
 
 
 class NGD(torch.optim.Optimizer):
-    """θ ← θ + t d with (G + ε I) d = -∇, G the Gauss-Newton matrix, and t by a line search after strong Wolfe.
+    """θ ← θ + t d with (G + ε I) d = -∇ for the Gauss-Newton matrix G, and t from a strong Wolfe line search.
 
-    For a functional that is quadratic in the net's output, G is the Hessian of the problem that is linearised in θ,
-    exact. See "Hyper-parameters for training" in the paper. `reason` says why the last
-    step ended before its limits, if it did; `moved` whether it changed the parameters.
+    For a functional that is quadratic in the net's output, G is the exact Hessian of the problem linearised in θ.
+    See "Hyper-parameters for training" in the paper. `reason` says why the last step ended before its limits, if it
+    did; `moved` says whether it changed the parameters.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class NGD(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: GaussNewtonObjective) -> Tensor:  # type: ignore[override]
-        """One step; gives the loss before it."""
+        """Takes one step; returns the loss before it."""
         group = self.param_groups[0]
         self.reason, self.moved = None, True
         loss = closure()
@@ -80,7 +80,7 @@ class NGD(torch.optim.Optimizer):
         direction = self._direction(closure.gauss_newton(), gradient, group)
         slope = float(gradient @ direction)
         if not slope < 0:
-            self.reason = "no curvature: the Gauss-Newton direction does not descend, the gradient was taken instead"
+            self.reason = "no curvature: the Gauss-Newton direction does not descend, the gradient was used instead"
             direction, slope = -gradient, -float(gradient @ gradient)
         start = [p.clone() for p in group["params"]]
         step = self._line_search(closure, start, direction, slope, float(loss), group)
@@ -116,7 +116,7 @@ class NGD(torch.optim.Optimizer):
         loss: float,
         group: dict[str, Any],
     ) -> float:
-        """The length of the step, in units of lr · d."""
+        """The step length along d, a multiple of lr."""
         from scipy.optimize import line_search
 
         lr = group["lr"]
@@ -147,9 +147,9 @@ class NGD(torch.optim.Optimizer):
             )[0]
         if found is not None:
             return lr * float(found)
-        best = min(seen, key=lambda t: seen[t][0])  # without the Wolfe conditions, but not worse
+        best = min(seen, key=lambda t: seen[t][0])  # violates the Wolfe conditions, but is not worse than the start
         self.reason = f"the line search failed after {len(seen) - 1} evaluations" + (
-            ", the best of them was taken" if best else ""
+            ", the best of them was used" if best else ""
         )
         return lr * best
 

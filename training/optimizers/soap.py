@@ -1,9 +1,9 @@
-"""SOAP: Adam in the eigenbases of Shampoo's preconditioners (arXiv 2409.11321), for many matrices at a time.
+"""SOAP: Adam in the eigenbases of Shampoo's preconditioners (arXiv 2409.11321), for many matrices at once.
 
 Each matrix is preconditioned on its shorter side, the rank of a block or the number of parameters; its longer side may
-have as many entries as the frame. Matrices of one shape, whatever net or block they belong to, lying or standing, are
-one stack (G, r, n), so that a net of a thousand small ones takes no more products than one of a few large ones. Biases,
-whose shorter side is one, are left to Adam.
+be as large as the frame. Matrices of one shape or its transpose, from any net or block, form one stack (G, r, n), so
+that a net of a thousand small ones takes no more products than one of a few large ones. Biases, whose shorter side is
+one, are left to Adam.
 
 P parameters, G matrices of one shape, r shorter and n longer side.
 """
@@ -31,16 +31,16 @@ class _Stack:
     length: int
 
     def of(self, vector: Tensor) -> Tensor:
-        """(G, r, n) the part of a vector (P,) that is theirs."""
+        """(G, r, n) the entries of these matrices in a vector (P,)."""
         size = self.count * self.side * self.length
         return vector[self.begin : self.begin + size].view(self.count, self.side, self.length)
 
 
 class SOAP(torch.optim.Optimizer):
-    """For a vector of parameters that are matrices of these shapes, one after the other.
+    """Optimizes a vector of parameters that are matrices of these shapes, one after the other.
 
-    A shape is (n,) for a bias, (m, n) for a matrix, or (G, m, n) for those of G nets. The first step only looks at the
-    gradient: a gradient is never turned by a basis of its own.
+    A shape is (n,) for a bias, (m, n) for a matrix, or (G, m, n) for the matrices of G nets. The first step only
+    initialises the bases: a gradient is never rotated by a basis computed from itself.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class SOAP(torch.optim.Optimizer):
 
     @property
     def small_size(self) -> int:
-        """Number of entries of all statistics, and of all bases."""
+        """Number of entries of all statistics, which is that of all bases."""
         return sum(self._sizes)
 
     @torch.no_grad()
@@ -91,7 +91,7 @@ class SOAP(torch.optim.Optimizer):
             self._improve_bases(state)
 
     def _turned(self, state: dict[str, Any], vector: Tensor, back: bool = False) -> Tensor:
-        """(P,) in the bases, or from them."""
+        """(P,) the vector in the coordinates of the bases, or back from them."""
         turned = vector.clone()
         for stack, _, basis in self._sides(state):
             stack.of(turned).copy_(_product(basis if back else basis.mT, stack.of(vector)))
@@ -105,12 +105,12 @@ class SOAP(torch.optim.Optimizer):
 
     def _find_bases(self, state: dict[str, Any]) -> None:
         for _, statistics, basis in self._sides(state):
-            # On the CPU: in the first step alone, and devices are slow with many small matrices.
+            # On the CPU: this happens only in the first step, and devices are slow with many small matrices.
             vectors = torch.linalg.eigh(_wide(statistics).cpu()).eigenvectors
             basis.copy_(vectors.flip(-1))  # the largest eigenvalue first
 
     def _improve_bases(self, state: dict[str, Any]) -> None:
-        """By a step of the power method, sorted anew; second moments go with their directions."""
+        """One sorted step of the power method; the second moments move with their directions."""
         for stack, statistics, basis in self._sides(state):
             image = _product(statistics, basis)
             order = (basis * image).sum(-2, keepdim=True).argsort(-1, descending=True)  # (G, 1, r)
@@ -128,7 +128,7 @@ class SOAP(torch.optim.Optimizer):
 
 
 def _arrange(shapes: Sequence[Sequence[int]]) -> tuple[Tensor, tuple[_Stack, ...]]:
-    """(P,) where in a vector the entries are found that come first, second, …: biases, then stacks; and the stacks."""
+    """(P,) the order of a vector's entries with biases first, then the stacks; and the stacks."""
     plain, by_shape, begin = [], dict[tuple[int, int], list[Tensor]](), 0
     for shape in shapes:
         places = torch.arange(begin, begin + math.prod(shape)).view(tuple(shape))
@@ -148,7 +148,7 @@ def _arrange(shapes: Sequence[Sequence[int]]) -> tuple[Tensor, tuple[_Stack, ...
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """a b; in half precision with sums in float32."""
+    """a b, with sums in float32 for half precision."""
     return torch.bmm(_wide(a), _wide(b)).to(a.dtype)
 
 
@@ -157,20 +157,20 @@ def _wide(a: Tensor) -> Tensor:
 
 
 Orthonormal = Callable[[Tensor, Tensor], Tensor]
-"""Matrices (G, r, r), and bases to fall back on, to orthonormal bases: the first k vectors span the first k columns."""
+"""Matrices (G, r, r) and fallback bases to orthonormal bases, whose first k vectors span the first k columns."""
 
 
 def householder_basis(a: Tensor, before: Tensor) -> Tensor:
-    """By LAPACK on the CPU, which never fails."""
+    """QR by LAPACK on the CPU, which never fails."""
     return torch.linalg.qr(a.cpu()).Q.to(a.device)
 
 
 def cholesky_basis(a: Tensor, before: Tensor) -> Tensor:
-    """By Cholesky factors of AᵀA: products of all matrices at a time, and no wait, where QR takes them one by one.
+    """Cholesky factors of AᵀA, for all matrices at once and without waiting, where QR takes them one by one.
 
-    In float64, for columns that are normalised. A small multiple of the identity is added at first, so that factors
-    exist for nearly dependent columns; repeating it without makes the columns orthonormal to rounding. Where that
-    fails, as for a matrix of zeros, the basis stays as it was.
+    Uses float64 and normalised columns. The first rounds add a small multiple of the identity, so that factors exist
+    for nearly dependent columns; the last rounds without it make the columns orthonormal to rounding. Where this
+    fails, as for a zero matrix, the previous basis remains.
     """
     rows, eps = a.shape[-1], torch.finfo(torch.float64).eps
     q, unit = a.double(), torch.eye(a.shape[-1], dtype=torch.float64, device=a.device)
@@ -181,8 +181,8 @@ def cholesky_basis(a: Tensor, before: Tensor) -> Tensor:
         factor = torch.linalg.cholesky_ex(q.mT @ q + extra * unit).L
         q = torch.linalg.solve_triangular(factor.mT, q, upper=True, left=False)
     off = (q.mT @ q - unit).abs().amax((-2, -1), keepdim=True)
-    return torch.where(off < 100 * rows * eps, q, before.double()).to(a.dtype)  # false for NaN
+    return torch.where(off < 100 * rows * eps, q, before.double()).to(a.dtype)  # NaN compares false
 
 
 BASES: dict[str, Orthonormal] = {"cpu": householder_basis, "mps": householder_basis}
-"""By the type of the device; others take `cholesky_basis`."""
+"""By device type; other types use `cholesky_basis`."""

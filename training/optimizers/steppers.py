@@ -21,7 +21,7 @@ LINE_SEARCH = ("lbfgs", "ngd")
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class StepResult:
     """What one step did."""
 
     loss: Tensor
@@ -38,12 +38,12 @@ class Stepper:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
 
-    def __call__(self, objective: Objective) -> Outcome:
+    def __call__(self, objective: Objective) -> StepResult:
         loss = objective()
         if not objective.finite(loss):
-            return Outcome(loss, finite=False)
+            return StepResult(loss, finite=False)
         self.optimizer.step()
-        return Outcome(loss)
+        return StepResult(loss)
 
     def set_rate(self, rate: float) -> None:
         for group in self.optimizer.param_groups:
@@ -56,14 +56,14 @@ class LineSearchStepper(Stepper):
     Where it ends in numbers that are not finite, its history is dropped and the parameters are those from before.
     """
 
-    def __call__(self, objective: Objective) -> Outcome:
+    def __call__(self, objective: Objective) -> StepResult:
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         before = [p.detach().clone() for p in parameters]
         first = _First(objective)
         try:
             loss = torch.as_tensor(self.optimizer.step(first)).detach()  # type: ignore[arg-type]
         except _NotFiniteError:
-            return Outcome(first.loss, finite=False)
+            return StepResult(first.loss, finite=False)
         finite, moved = _seen(loss, parameters, before)
         if not finite:
             with torch.no_grad():
@@ -71,9 +71,9 @@ class LineSearchStepper(Stepper):
                     p.copy_(saved)
             self.optimizer.state.clear()  # a history with such numbers in it spoils all that follows
             reason = f"the line search failed: it left the range of {parameters[0].dtype}"
-            return Outcome(first.loss, reason=reason, moved=False)
+            return StepResult(first.loss, reason=reason, moved=False)
         assert isinstance(self.optimizer, LBFGS | NGD)
-        return Outcome(loss, reason=self.optimizer.reason, moved=moved)
+        return StepResult(loss, reason=self.optimizer.reason, moved=moved)
 
 
 def _seen(loss: Tensor, parameters: list[nn.Parameter], before: list[Tensor]) -> tuple[bool, bool]:

@@ -1,1 +1,1 @@
-"""What users would do without a net: direct solves, reduced bases, regression."""
+"""Alternatives to neural nets: direct solves, reduced bases, regression."""

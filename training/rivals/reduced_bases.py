@@ -1,11 +1,11 @@
-"""What is done without neural nets: direct solves, and the discrete solution in the span of a few modes.
+"""Alternatives to neural nets: direct solves, and Galerkin solutions in the span of a few modes.
 
-A method maps parameters y (B, p) to free nodal values (B, N) of all fields, in float64 on the CPU, and tells how many
+A rival maps parameters y (B, p) to free nodal values (B, N) of all fields, in float64 on the CPU, and knows how many
 solves it was built from. A_y is symmetric and positive definite in both formulations, so one reduced system,
-VᵀA_y(v̄ + Vc) = Vᵀb_y, is Galerkin's for (E) and that of least squares for (LS). Methods that are fitted to solutions
-are in `regression.py`. Dense products are torch's: NumPy may have a much slower BLAS.
+VᵀA_y(v̄ + Vc) = Vᵀb_y, is Galerkin's for (E) and that of least squares for (LS). Rivals that are fitted to solutions
+are in `regression.py`. Dense products use torch, because NumPy's BLAS may be much slower.
 
-B samples, p parameters, S snapshots, n modes, N free nodal values, K finest cells, L local dofs of a cell, Q terms.
+B samples, p parameters, S snapshots, n modes, N free nodal values, K finest cells, L local dofs per cell, Q terms.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ from training.losses import free_values
 from training.metrics import CHUNK
 from training.net_outputs import frame_coefficients
 
-Weights = Callable[[Floats], Floats]
+TermWeights = Callable[[Floats], Floats]
+"""y (B, p) to the weights (B, Q) of the terms of an affine system."""
 
 
-class Method(ABC):
+class Rival(ABC):
     """Parameters (B, p) to free nodal values (B, N)."""
 
     name: str
     solves: int
-    """Full solves that it was built from."""
+    """Number of full solves it was built from."""
     problem: Problem
 
     def __call__(self, y: npt.ArrayLike) -> Tensor:
@@ -48,14 +49,14 @@ class Method(ABC):
 
     @abstractmethod
     def values(self, y: Floats) -> Tensor:
-        """(B, N) for y (B, p) that was checked."""
+        """(B, N) for checked y (B, p)."""
 
 
 # ---- full systems ---------------------------------------------------------------------------------------
 
 
 class NodalSystem:
-    """y to A_y and b_y on free nodal values; the matrices are sparse and have one pattern, ordered by rows."""
+    """y to A_y and b_y on free nodal values; the sparse matrices share one pattern, sorted by rows."""
 
     def __init__(self, formulation: Formulation) -> None:
         frame = formulation.frame
@@ -92,13 +93,13 @@ class NodalSystem:
 
 
 class AffineSystem(NodalSystem):
-    """A_y = Σ_q θ_q(y) A_q and b_y = Σ_q θ_q(y) b_q: cells are visited once, not for every y."""
+    """A_y = Σ_q θ_q(y) A_q and b_y = Σ_q θ_q(y) b_q: the cells are visited once, not for every y."""
 
-    def __init__(self, formulation: Formulation, weights: Weights) -> None:
+    def __init__(self, formulation: Formulation, weights: TermWeights) -> None:
         super().__init__(formulation)
         self.weights = weights
         parameters = formulation.problem.parameters
-        # The terms from what they sum up to, for a few y more than there are terms.
+        # The terms are fitted to A_y and b_y for several times as many y as there are terms.
         y = parameters.sample(4 * weights(parameters.sample(1, 0)).shape[1], 0)
         theta = weights(y)
         self.terms = np.linalg.lstsq(theta, super().entries(y), rcond=None)[0]  # (Q, entries)
@@ -112,7 +113,7 @@ class AffineSystem(NodalSystem):
 
 
 def full_system(formulation: Formulation) -> NodalSystem:
-    """The system in affine form where it has one."""
+    """The system, in affine form if it has one."""
     weights = formulation.affine_weights()
     return NodalSystem(formulation) if weights is None else AffineSystem(formulation, weights)
 
@@ -120,8 +121,8 @@ def full_system(formulation: Formulation) -> NodalSystem:
 # ---- direct solves --------------------------------------------------------------------------------------
 
 
-class DirectSolves(Method):
-    """Each y is solved for: no error but the mesh's."""
+class DirectSolves(Rival):
+    """Solves for each y: no error beyond that of the mesh."""
 
     name, solves = "direct solves", 0
 
@@ -138,7 +139,7 @@ class DirectSolves(Method):
 
 
 class BandedSolves(DirectSolves):
-    """By banded Cholesky after Cuthill and McKee, which no sparse LU beats on intervals and squares of this size."""
+    """Banded Cholesky in Cuthill-McKee order, which no sparse LU beats on intervals and squares of this size."""
 
     def __init__(self, system: NodalSystem) -> None:
         super().__init__(system)
@@ -160,10 +161,10 @@ class BandedSolves(DirectSolves):
 
 
 class SparseSolves(DirectSolves):
-    """By sparse LU, for cubes, whose matrices have wide bands."""
+    """Sparse LU, for cubes, whose matrices have wide bands."""
 
     def _solved(self, entries: Floats, loads: Floats) -> Floats:
-        matrices = (self.system.matrix(own).T for own in entries)  # their own transposes, by columns as SuperLU has it
+        matrices = (self.system.matrix(own).T for own in entries)  # symmetric; SuperLU needs columns
         return np.stack([splu(A_y).solve(load) for A_y, load in zip(matrices, loads, strict=True)])
 
 
@@ -173,7 +174,7 @@ def direct_solves(system: NodalSystem) -> DirectSolves:
 
 @dataclass(frozen=True, eq=False)
 class Snapshots:
-    """Solutions that methods are built from, and the time they took."""
+    """Solutions from which rivals are built, and the time they took."""
 
     y: Floats  # (S, p)
     values: Tensor  # (S, N)
@@ -186,7 +187,7 @@ class Snapshots:
         return cls(y, values, perf_counter() - start)
 
     def first(self, count: int) -> Snapshots:
-        """The first ones, with their share of the time."""
+        """The first snapshots, with their share of the time."""
         count = whole_number(count, "the number of snapshots")
         if count > len(self.y):
             raise ValueError(f"{count} snapshots are wanted, but there are {len(self.y)}: solve for more samples")
@@ -198,26 +199,26 @@ class Snapshots:
 
 @dataclass(frozen=True, eq=False)
 class PodSpace:
-    """v̄ + span V: the mean of snapshots, and the modes that they are best approximated by in the mean square.
+    """v̄ + span V: the mean of the snapshots, and the modes that approximate them best in the mean square.
 
-    The norm is that of the states of cells: ‖∇u‖ for (E); for (LS) the flux at the centres and its divergence too.
+    The norm is that of the cell states: ‖∇u‖ for (E); for (LS) also the flux at the centres and its divergence.
     """
 
     mean: Tensor  # (N,)
     modes: Tensor  # (n, N) orthonormal
     dual: Tensor  # (N, n) the coefficients of v - v̄ are (v - v̄) @ dual
-    spectrum: Tensor  # (S,) singular values of the snapshots less their mean
+    spectrum: Tensor  # (S,) singular values of the snapshots minus their mean
     solves: int
 
     @classmethod
     def build(cls, formulation: Formulation, snapshots: Snapshots, count: int | None = None) -> PodSpace:
-        """`count` modes; None: as many as the snapshots have."""
+        """The space of `count` modes; None: of as many as the snapshots have."""
         states, mean = formulation.nodal_differential, snapshots.values.mean(0)
         off = snapshots.values - mean
-        # Not from the Gram matrix of the snapshots, which would lose half the digits.
-        triangle = torch.linalg.qr(states(off).T, mode="r").R  # (S, S), or (K m, S) where there are more snapshots
+        # The Gram matrix of the snapshots would lose half the digits.
+        triangle = torch.linalg.qr(states(off).T, mode="r").R  # (S, S), or (K m, S) if there are more snapshots
         left, spectrum, _ = torch.linalg.svd(triangle.T, full_matrices=False)
-        rank = int((spectrum > 1e-10 * spectrum[0]).sum())  # what is below is rounding
+        rank = int((spectrum > 1e-10 * spectrum[0]).sum())  # smaller values are rounding errors
         modes = (left[:, :rank] / spectrum[:rank]).T @ off
         dual = states.T(states(modes)).T
         whole = cls(mean, modes, dual.contiguous(), spectrum, len(snapshots.y))
@@ -238,7 +239,7 @@ class PodSpace:
         return replace(self, modes=self.modes[:count], dual=self.dual[:, :count].contiguous())
 
     def coefficients(self, values: Tensor) -> Tensor:
-        """(B, n) of the projections of nodal values (B, N)."""
+        """(B, n) coefficients of the projections of nodal values (B, N)."""
         return (values - self.mean) @ self.dual
 
     def synthesise(self, c: Tensor) -> Tensor:
@@ -246,12 +247,12 @@ class PodSpace:
         return torch.addmm(self.mean, c, self.modes)
 
     def project(self, values: Tensor) -> Tensor:
-        """(B, N) best approximations of nodal values (B, N): no method with these modes can do better."""
+        """(B, N) best approximations of nodal values (B, N): no rival with these modes can do better."""
         return self.synthesise(self.coefficients(values))
 
 
-class ReducedBasis(Method):
-    """VᵀA_yV c = Vᵀ(b_y - A_y v̄): the best that the modes can do in the energy norm of y, without a full solve."""
+class ReducedBasis(Rival):
+    """VᵀA_yV c = Vᵀ(b_y - A_y v̄): the best approximation by the modes in the energy norm of y, without full solves."""
 
     def __init__(self, system: NodalSystem, space: PodSpace) -> None:
         self.problem, self.space, self.solves = system.formulation.problem, space, space.solves
@@ -269,16 +270,16 @@ class ReducedBasis(Method):
         return self.space.synthesise(torch.cholesky_solve(loads[..., None], torch.linalg.cholesky(matrices))[..., 0])
 
     def reduced(self, entries: Floats) -> Tensor:
-        """(n, n + 1) VᵀA(V, v̄) from the entries of A; those that are zero cost nothing."""
+        """(n, n + 1) VᵀA(V, v̄) from the entries of A; zero entries cost nothing."""
         kept = np.flatnonzero(entries)
-        rows, starts = np.unique(self.system.rows[kept], return_index=True)  # in order, so they make a matrix by rows
+        rows, starts = np.unique(self.system.rows[kept], return_index=True)  # already sorted, as the row format needs
         table = (entries[kept], self.system.columns[kept], np.append(starts, len(kept)))
         A = sparse.csr_matrix(table, shape=(len(rows), self.system.size))
         return self.V[rows].T @ torch.as_tensor(A @ self._with_mean)
 
 
 class AffineReducedBasis(ReducedBasis):
-    """The terms of an affine system are reduced once: a query touches the mesh only to write its answer."""
+    """Reduces the terms of an affine system once: a query touches the mesh only to write its result."""
 
     def __init__(self, system: AffineSystem, space: PodSpace) -> None:
         super().__init__(system, space)
@@ -293,9 +294,9 @@ class AffineReducedBasis(ReducedBasis):
 
 
 class AssembledReducedBasis(ReducedBasis):
-    """A_y is assembled for every y, then reduced: what is left to do where the coefficient is not affine in y.
+    """Assembles A_y for every y and then reduces it, for coefficients that are not affine in y.
 
-    Entries as they are for most y are reduced once, so that a coefficient that changes in few cells costs less.
+    The median entries are reduced once, so that a coefficient that changes in few cells costs less.
     """
 
     def __init__(self, system: NodalSystem, space: PodSpace) -> None:
@@ -318,17 +319,17 @@ def reduced_basis(system: NodalSystem, space: PodSpace) -> ReducedBasis:
 # ---- how good they are ----------------------------------------------------------------------------------
 
 
-class MethodAnswers:
-    """A method, as `evaluate` and `query_seconds` take it."""
+class RivalAnswers:
+    """A rival in the form that `evaluate` and `query_seconds` take."""
 
-    def __init__(self, formulation: Formulation, method: Method) -> None:
-        self.formulation, self.method = formulation, method
+    def __init__(self, formulation: Formulation, rival: Rival) -> None:
+        self.formulation, self.rival = formulation, rival
 
     def __call__(self, y: npt.ArrayLike) -> dict[str, Tensor]:
-        return self.formulation.nodal_fields(self.method(y))
+        return self.formulation.nodal_fields(self.rival(y))
 
     def coefficients(self, y: Tensor) -> Tensor:
-        return frame_coefficients(self.formulation.frame.arrays, self.method(y.numpy()))
+        return frame_coefficients(self.formulation.frame.arrays, self.rival(y.numpy()))
 
 
 def gradient_errors(exact: Formulation, w: Tensor, reference: ReferenceSolutions) -> Tensor:

@@ -1,4 +1,4 @@
-"""Regression: y to the coefficients of a few POD modes, by polynomials or a small net that are fitted to snapshots.
+"""Regression: y to the coefficients of a few POD modes, by polynomials or a small net fitted to snapshots.
 
 B samples, p parameters, S snapshots, n modes, N free nodal values, P polynomials.
 """
@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from fem_frames.mesh.geometry import Floats, Ints
 from fem_frames.problem.definition import Problem, Uniform, whole_number
-from training.rivals.reduced_bases import Method, PodSpace, Snapshots
+from training.rivals.reduced_bases import PodSpace, Rival, Snapshots
 
 
-class Regression(Method):
-    """Modes are orthonormal, so squared errors of their coefficients add up to that of the solution."""
+class Regression(Rival):
+    """Fits mode coefficients: modes are orthonormal, so squared errors of coefficients sum to that of the solution."""
 
     def __init__(self, problem: Problem, space: PodSpace, snapshots: Snapshots) -> None:
         if not isinstance(problem.parameters, Uniform):
@@ -32,12 +32,12 @@ class Regression(Method):
         self._low, self._high = np.array(problem.parameters.lower), np.array(problem.parameters.upper)
 
     def mapped(self, y: Floats) -> Floats:
-        """y from its box to [-1, 1]^p."""
+        """y mapped from its box to [-1, 1]^p."""
         return 2 * (y - self._low) / (self._high - self._low) - 1
 
 
 class PolynomialChaos(Regression):
-    """Polynomials of a total degree, Legendre's, by least squares."""
+    """Legendre polynomials up to a total degree, fitted by least squares."""
 
     def __init__(self, problem: Problem, space: PodSpace, snapshots: Snapshots, degree: int) -> None:
         super().__init__(problem, space, snapshots)
@@ -66,14 +66,14 @@ class PolynomialChaos(Regression):
 
 
 def total_degrees(p: int, degree: int) -> Ints:
-    """(P, p) degrees in each of p variables, those with a sum of at most `degree`."""
+    """(P, p) all degrees in p variables with a sum of at most `degree`."""
     if p == 0:
         return np.zeros((1, 0), np.int64)
     return np.concatenate([np.insert(total_degrees(p - 1, degree - k), 0, k, axis=1) for k in range(degree + 1)])
 
 
 def affordable_degree(p: int, solves: int, surplus: float = 3.0) -> int:
-    """The largest total degree with `surplus` solves for every polynomial."""
+    """The largest total degree with at least `surplus` solves per polynomial."""
     degree = 0
     while surplus * comb(p + degree + 1, p) <= solves:
         degree += 1
@@ -81,7 +81,7 @@ def affordable_degree(p: int, solves: int, surplus: float = 3.0) -> int:
 
 
 class PodNet(Regression):
-    """A net p - widths - n with SiLU, fitted by Adam and then L-BFGS, on all snapshots in every step."""
+    """A net p - widths - n with SiLU, fitted by Adam and then L-BFGS with all snapshots in every step."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class PodNet(Regression):
         self.name = f"POD and net {'-'.join(map(str, sizes))}"
         self.net = _dense_net(sizes, seed)
         targets = space.coefficients(snapshots.values)  # (S, n)
-        # One scale for all modes: small ones shall not count more than they do in the solution.
+        # One scale for all modes, so that small ones count no more than they do in the solution.
         self._centre, self._scale = targets.mean(0), targets.var(0).sum().sqrt()
         self._fit(self._inputs(snapshots.y), ((targets - self._centre) / self._scale).float(), *steps)
 

@@ -1,7 +1,7 @@
-"""How CUDA multiplies, and what is recorded of a GPU with the results that it gave.
+"""How CUDA multiplies, and what results record about the GPU.
 
-Left alone, CUDA may round the factors of float32 products to TF32, ten bits, and add up products in half precision in
-half. The precision of a run is to be the one that its configuration names.
+By default CUDA may round the factors of float32 products to the ten bits of TF32, and sum products of half precision
+in half precision. A run should have the precision that its configuration names.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _ACCUMULATION = "allow_fp16_accumulation"
 
 @contextlib.contextmanager
 def full_products(device: torch.device) -> Iterator[None]:
-    """On CUDA, products inside are those of the precision that they are in, with sums in float32 for half.
+    """Inside, CUDA computes products in their own precision, and sums products of half precision in float32.
 
-    Afterwards torch's settings, which hold for the whole process, are as before; on other devices they stay untouched.
+    Restores torch's settings, which are global, afterwards; other devices stay untouched.
     """
     if device.type != "cuda":
         yield
         return
     matmul = torch.backends.cuda.matmul
     before = {name: _pair(name) for name in _REDUCTIONS.values()}
-    accumulation = getattr(matmul, _ACCUMULATION, None)  # younger than the oldest torch that is supported
+    accumulation = getattr(matmul, _ACCUMULATION, None)  # missing in the oldest supported torch
     precision, value = _float32()
     try:
         setattr(matmul, precision, False if precision == "allow_tf32" else "ieee")
@@ -48,7 +48,7 @@ def full_products(device: torch.device) -> Iterator[None]:
 
 
 def product_settings() -> dict[str, Any]:
-    """How CUDA multiplies at present: in TF32 or not, and where products in half precision are added up in half."""
+    """CUDA's present settings: whether it uses TF32, and which half precisions it sums in themselves."""
     _, value = _float32()
     matmul = torch.backends.cuda.matmul
     in_half = [dtype for dtype, name in _REDUCTIONS.items() if getattr(matmul, name)]
@@ -56,16 +56,16 @@ def product_settings() -> dict[str, Any]:
 
 
 def describe(device: torch.device) -> dict[str, Any]:
-    """What is recorded of a GPU: its name, the version of CUDA, how it multiplies; nothing of other devices."""
+    """The name of a GPU, its CUDA version and how it multiplies; empty for other devices."""
     if device.type != "cuda":
         return {}
     return {"gpu": torch.cuda.get_device_name(device), "cuda": torch.version.cuda, **product_settings()}
 
 
 def _float32() -> tuple[str, Any]:
-    """The setting for products in float32, and its value: torch has an old and a new one, and mixed it refuses the old.
+    """The name and value of the setting for float32 products, which has an old and a new form in torch.
 
-    Reading or setting the one that was not used last would make the other unusable.
+    torch refuses to mix them: reading or setting the form that was not used last would make the other unusable.
     """
     matmul = torch.backends.cuda.matmul
     try:
@@ -75,7 +75,7 @@ def _float32() -> tuple[str, Any]:
 
 
 def _pair(name: str) -> Any:
-    """A reduction's setting as it is to be put back: with that of split sums, where torch has one."""
+    """The setting of a reduction for restoring it, with that of split sums if torch has one."""
     matmul = torch.backends.cuda.matmul
     split = getattr(matmul, f"{name}_split_k", None)
     return getattr(matmul, name) if split is None else (getattr(matmul, name), split)

@@ -1,6 +1,6 @@
-"""The processes of one run: this one alone, or those that `torchrun` started.
+"""The processes of one run: this process alone, or those that `torchrun` started.
 
-All hold the same net and take the same steps; each evaluates its share of a batch, and losses and gradients are summed.
+All hold the same net and take the same steps; each evaluates its share of a batch, and they sum losses and gradients.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-_store: Any = None  # what all processes of torchrun can read and write, until they end
+_store: Any = None  # a store shared by all processes of torchrun until they end
 
 
 class ProcessLostError(RuntimeError):
@@ -33,10 +33,10 @@ def _others_needed() -> Iterator[None]:
 
 
 def is_first_to_fail(message: str) -> bool:
-    """Whether no other process of torchrun has said this, or has made this one fail by ending.
+    """Whether this process should report: no other process of torchrun reported the same or caused this failure.
 
-    Before the processes have found each other they fail alike: the first one speaks, and the others wait for the end
-    that torchrun makes of them; one that goes on after that has failed alone.
+    Before they are connected all processes fail alike: the first one reports, and the others wait for torchrun to end
+    them; a process that survives this wait has failed alone.
     """
     rank = os.environ["RANK"]
     if _store is None:
@@ -44,9 +44,9 @@ def is_first_to_fail(message: str) -> bool:
         return True
     try:
         first, _, told = _store.compare_set("fem-frames failure", "", f"{rank} {message}").decode().partition(" ")
-    except RuntimeError:  # torchrun is gone, and the store with it
+    except RuntimeError:  # torchrun and its store are gone
         return True
-    consequence = "another process of the run" in message or message.startswith("interrupted")  # by torchrun
+    consequence = "another process of the run" in message or message.startswith("interrupted")  # caused by torchrun
     return bool(first == rank or not (told == message or consequence))
 
 
@@ -57,13 +57,13 @@ class World:
     rank: int = 0
     size: int = 1
     joined: bool = False
-    """Whether this object made the group of processes."""
+    """Whether this object created the process group."""
     launcher: int | None = None
-    """The process that started this one, torchrun's."""
+    """The id of torchrun's process, which started this one."""
 
     @classmethod
     def join(cls, device: torch.device) -> World:
-        """The world that torchrun made, or this process alone."""
+        """Joins the processes of torchrun, or returns this process alone."""
         if int(os.environ.get("WORLD_SIZE", "1")) == 1 or not dist.is_available():
             return cls()
         joined = not dist.is_initialized()
@@ -71,7 +71,7 @@ class World:
             if device.type == "cuda":
                 torch.cuda.set_device(device)
             global _store
-            # Long enough for the test set to be solved on rank 0 while the others wait.
+            # Long enough for rank 0 to solve the test set while the others wait.
             patience, backend = timedelta(hours=2), "nccl" if device.type == "cuda" else "gloo"
             _store, rank, size = next(dist.rendezvous("env://", timeout=patience))
             dist.init_process_group(backend, store=_store, rank=rank, world_size=size, timeout=patience)
@@ -79,15 +79,15 @@ class World:
 
     @property
     def leads(self) -> bool:
-        """Whether this process writes and speaks."""
+        """Whether this process writes files and messages."""
         return self.rank == 0
 
     def share(self, count: int) -> slice:
-        """Which rows of a batch are this process's."""
+        """The rows of a batch that belong to this process."""
         return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
     def add(self, values: Tensor) -> Tensor:
-        """The sum over all processes, in place."""
+        """Sums the values over all processes, in place."""
         if self.size > 1:
             with _others_needed():
                 dist.all_reduce(values)
@@ -100,7 +100,7 @@ class World:
 
     @property
     def orphaned(self) -> bool:
-        """Whether torchrun is gone, so that nobody would end this process."""
+        """Whether torchrun is gone, so that nothing else would end this process."""
         return self.launcher is not None and os.getppid() != self.launcher
 
     def leave(self) -> None:
@@ -109,15 +109,15 @@ class World:
 
 
 class GradientMessage:
-    """Loss and gradient summed over the processes, and whether one of them is to stop: one message per evaluation."""
+    """Sums loss and gradient over the processes and tells whether one must stop, in one message per evaluation."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._buffer: Tensor | None = None  # (P + 2,) gradient, loss, wishes to stop
+        self._buffer: Tensor | None = None  # (P + 2,) gradient, loss, requests to stop
         self._stopping: bool | None = False
 
     def add(self, loss: Tensor, gradient: Tensor, stop: bool) -> Tensor:
-        """The sum of losses, in their precision; that of the gradients (P,) takes their place."""
+        """Returns the sum of the losses in their precision; replaces the gradients (P,) by their sum."""
         if self._world.size == 1:
             return loss
         if self._buffer is None:
@@ -131,7 +131,7 @@ class GradientMessage:
         return self._buffer[-2].clone()
 
     def read(self, value: Tensor) -> float:
-        """A number, in one wait for the device, in which is learnt too whether a process is to stop."""
+        """The value as a number; the same wait for the device reads whether a process must stop."""
         if self._buffer is None:
             return float(value)
         number, wishes = torch.stack([value, self._buffer[-1]]).tolist()
@@ -140,7 +140,7 @@ class GradientMessage:
 
     @property
     def stopping(self) -> bool:
-        """Whether a process was to stop when it sent its last gradient: the same on all."""
+        """Whether any process asked to stop when it sent its last gradient; equal on all processes."""
         if self._stopping is None:
             assert self._buffer is not None
             self._stopping = float(self._buffer[-1]) > 0

@@ -1,4 +1,4 @@
-"""What a run tells while it lasts: a JSONL log always, TensorBoard when asked, a bar on a terminal, lines elsewhere."""
+"""Progress of a run: always a JSONL log, TensorBoard on request, a bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOG = "log.jsonl"
 
 
 def read_log(path: str | Path) -> list[dict[str, Any]]:
-    """The records of a log; lines that are none, such as a last one that was cut short, are left out."""
+    """The records of a log; skips invalid lines, such as a truncated last one."""
     found = []
     for line in check_file(path).read_text(errors="replace").splitlines():
         with contextlib.suppress(ValueError, RecursionError):
@@ -28,7 +28,7 @@ def read_log(path: str | Path) -> list[dict[str, Any]]:
 
 
 def is_record(record: Any) -> bool:
-    """Whether it is what `RunLog` writes: a step, with a loss or with the metrics of a test."""
+    """Whether `RunLog` could have written it: a step, with a loss or with the metrics of a test."""
     if not isinstance(record, dict) or type(record.get("step")) is not int:
         return False
     numbers = [record.get(name) for name in ("loss", "rate", "seconds")]
@@ -41,7 +41,7 @@ def is_record(record: Any) -> bool:
 
 
 class RunLog:
-    """The log of one run, from `first_step` on: later records, of a run that was killed, are dropped."""
+    """The log of one run from `first_step` on; drops later records, which a killed run left."""
 
     def __init__(self, folder: Path, first_step: int, tensorboard: bool) -> None:
         self._path = folder / LOG
@@ -53,7 +53,7 @@ class RunLog:
         self._events = _event_writer(folder, first_step) if tensorboard else None
 
     def step(self, step: int, loss: float, rate: float, seconds: float, **more: Any) -> None:
-        finite = loss if math.isfinite(loss) else None  # JSON has no other numbers
+        finite = loss if math.isfinite(loss) else None  # JSON has only finite numbers
         self._write({"step": step, "loss": finite, "rate": rate, "seconds": round(seconds, 3), **more})
         if self._events is not None:
             self._events.add_scalar("training/loss", loss, step)
@@ -90,13 +90,13 @@ def _event_writer(folder: Path, first_step: int) -> Any:
 
 
 class Display:
-    """Progress for people, on stderr."""
+    """Shows progress on stderr."""
 
     def update(self, step: int, loss: float, rate: float) -> None:
-        """How far the run is."""
+        """Shows the current step."""
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Prints a line that stays."""
         print(text, file=sys.stderr, flush=True)
 
 
@@ -106,7 +106,7 @@ class SilentDisplay(Display):
 
 
 class LineDisplay(Display):
-    """A line every ten seconds."""
+    """Prints a line every ten seconds."""
 
     def __init__(self, first: int, total: int) -> None:
         self._total, self._first = total, first
@@ -143,7 +143,7 @@ class BarDisplay(Display):
 
 @contextlib.contextmanager
 def display(first: int, total: int, wanted: bool) -> Iterator[Display]:
-    """The display that fits where stderr goes."""
+    """The display that suits stderr: a bar on a terminal, otherwise lines."""
     if not wanted:
         yield SilentDisplay()
         return

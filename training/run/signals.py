@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as wishes to stop, for those who want to save first."""
+"""Turns Ctrl-C and SIGTERM into requests to stop, so that a run can save first."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 
 class StopSignals:
-    """While it is entered, Ctrl-C and SIGTERM call `stop` instead of ending the process."""
+    """Inside this context, Ctrl-C and SIGTERM call `stop` instead of ending the process."""
 
     def __init__(self, stop: Callable[[], None]) -> None:
         self._stop = stop
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> None:
-        if threading.current_thread() is threading.main_thread():  # Python takes handlers from no other
+        if threading.current_thread() is threading.main_thread():  # Python sets handlers only there
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._handle)
 

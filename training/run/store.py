@@ -1,4 +1,4 @@
-"""The folder of a training run: configuration, frame, test set, log, checkpoints, and in the end the surrogate."""
+"""The folder of a training run: configuration, frame, test set, log, checkpoints, and finally the surrogate."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ SETTINGS, TEST, TRAINING, RESULT, FAILURE, CHECKPOINTS, LOCK = (
 )
 FILES = (SETTINGS, TEST, TRAINING, RESULT, FAILURE, LOG, LOCK, FRAME, NET)
 FOLDERS = (CHECKPOINTS, "tensorboard")
-ASIDE = ".replaced"  # what --force replaces, until the new run is set up
+ASIDE = ".replaced"  # holds the run that --force replaces until the new one is set up
 REMOVED = ".removed"
 FREE = ("device", "tensorboard", "micro_batch")
-"""Settings that may change when a run is resumed: the steps are the same, up to rounding."""
+"""Settings that may change when a run is resumed, because they change the steps only by rounding."""
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """Processor, and on a GPU which one and how it multiplies."""
+    """The processor, and for a GPU its name and how it multiplies."""
     return {"architecture": platform.machine(), "cores": cores(), **describe(device)}
 
 
@@ -69,9 +69,9 @@ def saved_configuration(folder: Path) -> Resolved:
 
 
 def check_same(saved: Mapping[str, Any], given: Mapping[str, Any], where: str) -> None:
-    """A ValueError if settings differ from those of a run that is to be resumed."""
+    """Raises a ValueError if the settings differ from those of the run to be resumed."""
     moved = all(is_file(str(settings.get("problem"))) for settings in (saved, given))
-    free = (*FREE, "problem") if moved else FREE  # a file may have moved: a fingerprint tells whether it is the same
+    free = (*FREE, "problem") if moved else FREE  # a file may have moved; its fingerprint is checked
     differ = [
         f"{name} {given[name]!r} instead of {value!r}"
         for name, value in saved.items()
@@ -85,33 +85,33 @@ def check_same(saved: Mapping[str, Any], given: Mapping[str, Any], where: str) -
 
 
 class HeldRun:
-    """The folder of a run, held against other processes until it is closed.
+    """The folder of a run, locked against other processes until it is closed.
 
-    What a new run replaces is put aside until it begins: if it cannot be set up, all is as before.
+    A run to be replaced is moved aside until the new one begins: if that cannot be set up, the old run returns.
     """
 
     def __init__(self, folder: Path, made: Sequence[Path]) -> None:
-        """`made` are the folders that were made for it, from the innermost."""
+        """`made` are the folders created for it, innermost first."""
         self._folder, self._made, self._begun = folder, made, False
         self._lock = lock(folder / LOCK, patience=2.0)
 
     def put_aside(self) -> None:
-        """Moves the run that is there; its settings last, which tells that nothing is missing."""
+        """Moves the existing run aside; moving its settings last marks the move as complete."""
         (self._folder / ASIDE).mkdir()
         for name in (*FOLDERS, *(n for n in FILES if n not in (LOCK, SETTINGS)), SETTINGS):
             if (self._folder / name).exists():
                 (self._folder / name).rename(self._folder / ASIDE / name)
 
     def begin(self) -> None:
-        """The run is set up: what it replaces is removed."""
+        """Marks the run as set up, and removes the one it replaces."""
         self._begun = True
-        (self._folder / FAILURE).unlink(missing_ok=True)  # of the attempt before this one
+        (self._folder / FAILURE).unlink(missing_ok=True)  # left by the previous attempt
         if (self._folder / ASIDE).is_dir():
-            (self._folder / ASIDE).rename(self._folder / REMOVED)  # from here on it is not put back any more
+            (self._folder / ASIDE).rename(self._folder / REMOVED)  # from here on it is not restored
         shutil.rmtree(self._folder / REMOVED, ignore_errors=True)
 
     def keep(self) -> None:
-        """The folder holds a run already, which is to stay whatever happens."""
+        """Marks that the folder already holds a run, which stays whatever happens."""
         self._begun = True
 
     def close(self) -> None:
@@ -125,7 +125,7 @@ class HeldRun:
 
 
 def recover(folder: Path) -> None:
-    """Puts back what a run was to replace that was killed before it began."""
+    """Restores the old run if its replacement died before starting."""
     if not (folder / ASIDE).is_dir():
         return
     held = lock(folder / LOCK, patience=2.0)
@@ -137,7 +137,7 @@ def recover(folder: Path) -> None:
 
 
 def _put_back(folder: Path) -> None:
-    if (folder / ASIDE / SETTINGS).exists():  # all was moved: what is here is of the new run
+    if (folder / ASIDE / SETTINGS).exists():  # the move was complete, so these files belong to the new run
         _clear(folder)
     for entry in (folder / ASIDE).iterdir():
         entry.rename(folder / entry.name)
@@ -145,7 +145,7 @@ def _put_back(folder: Path) -> None:
 
 
 def open_run(folder: Path, configuration: Configuration, resume: bool, force: bool) -> HeldRun:
-    """Makes the folder ready for the run."""
+    """Prepares the folder for the run and locks it."""
     if is_there(folder) and not folder.is_dir():
         raise ValueError(f"{folder} is a file: give a folder as {either('--out', 'out')}")
     refuse_links(folder)
@@ -170,7 +170,7 @@ def open_run(folder: Path, configuration: Configuration, resume: bool, force: bo
         elif known:
             held.put_aside()
         for rest in [p for p in (*folder.iterdir(), *(folder / CHECKPOINTS).glob(".*")) if _is_rest(p)]:
-            rest.unlink()  # of a write that was killed
+            rest.unlink()  # left by a killed write
         if not resume:
             with written_whole(folder / SETTINGS) as file:
                 file.write(configuration.to_toml().encode())
@@ -186,16 +186,14 @@ def write_record(path: Path, result: Mapping[str, Any]) -> None:
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
-    """A file that `write_record` wrote, result.json or failure.json, if it is there."""
+    """The result.json or failure.json that `write_record` wrote, or None if there is none."""
     try:
         if not path.exists():
             return None
         record = json.loads(check_file(path).read_text())
         _check_record(record, _RESULT if path.name == RESULT else _FAILURE)
     except (OSError, ValueError, TypeError, RecursionError) as error:
-        raise ValueError(
-            f"{path} is damaged or cannot be read ({one_line(error)}): remove it, and run that again"
-        ) from error
+        raise ValueError(f"{path} is damaged or cannot be read ({one_line(error)}): remove it and run again") from error
     return dict(record)
 
 
@@ -218,12 +216,12 @@ _RESULT = _CIRCUMSTANCES | {
     **{name: (*_NUMBER, type(None)) for name in ("loss", "floor")},
 }
 _FAILURE = _CIRCUMSTANCES | {"step": int, "steps": int, "reason": str}
-_LATER = ("machine", "versions", "device", "precision", "threads")  # runs of earlier versions have not all of them
+_LATER = ("machine", "versions", "device", "precision", "threads")  # runs of earlier versions lack some of these
 _METRICS = ("mre", "mse", "loss", "floor", "ratio", "excess")
 
 
 def _check_record(record: Any, kinds: Mapping[str, Any]) -> None:
-    """A ValueError unless all that is used of a record is there, in its type."""
+    """Raises a ValueError unless every used entry of a record exists and has its type."""
     if not isinstance(record, dict):
         raise ValueError("it is no JSON object")
     for name, kind in kinds.items():
