@@ -86,7 +86,7 @@ def environment(wheel, tmp_path_factory):
     run(sys.executable, "-m", "venv", "--without-pip", venv, cwd=venv)
     python = venv / "bin/python"
     site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=venv).strip())
-    for distribution in dependencies("numpy", "scipy", "torch", "rich").values():
+    for distribution in dependencies("numpy", "scipy", "torch", "rich", "filelock").values():
         for part in parts(distribution):
             if part.exists() and not (site / part.name).exists():
                 (site / part.name).symlink_to(part)
