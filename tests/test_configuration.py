@@ -9,8 +9,8 @@ from fem_frames import Gaussian, Uniform
 from nets import NETS
 from training.configuration import Configuration, Resolved, setting_texts, setting_types
 from training.losses import LOSSES
-from training.optimizers.steppers import RATES
 from training.precision import PRECISIONS
+from training.registry import OPTIMIZERS
 from training.samples import FixedSamples, FreshSamples, SobolSamples
 
 pytestmark = pytest.mark.serial
@@ -32,7 +32,7 @@ def test_choices_are_what_there_is():
     choices = {name: set(choices) for name, (_, choices, _) in setting_types().items()}
     assert choices["net"] == set(NETS)
     assert choices["loss"] == set(LOSSES)
-    assert choices["optimizer"] == set(RATES)
+    assert choices["optimizer"] == set(OPTIMIZERS)
     assert choices["precision"] == set(PRECISIONS)
 
 

@@ -130,7 +130,8 @@ class Configuration:
         """The same with all defaults filled in, or a ValueError that says what is wrong."""
         from nets import NETS
         from training.losses import LOSSES
-        from training.optimizers.steppers import LINE_SEARCH, RATES
+        from training.optimizers.steppers import LINE_SEARCH
+        from training.registry import OPTIMIZERS
 
         self._check()
         searches = self.optimizer in LINE_SEARCH
@@ -146,7 +147,7 @@ class Configuration:
         else:
             batch, steps = self.batch or 64, steps or 1
         settings = self.dtype_settings
-        rate = RATES[self.optimizer] if self.rate is None else self.rate
+        rate = OPTIMIZERS[self.optimizer].rate if self.rate is None else self.rate
         minimum = min(settings.minimum_rate, rate) if self.minimum_rate is None else self.minimum_rate
         if minimum > rate:
             raise ValueError(

@@ -25,7 +25,7 @@ from fem_frames.operators.frame import DTYPES, check_device
 from fem_frames.operators.products import SparseProduct
 from fem_frames.problem.definition import Problem
 from fem_frames.problem.loading import make_problem, recorded_problem
-from nets import SeparateFrameNets
+from nets import NETS
 from training.configuration import Configuration, Resolved
 from training.description import describe_net
 from training.losses import LOSSES, Loss, make_loss
@@ -194,7 +194,7 @@ def make_surrogate(
 
 def hint_of_start(c: Configuration, arrays: FrameArrays, problem: Problem) -> str | None:
     """What to try where prolonged nets see y through fewer numbers than it has."""
-    if c.net != SeparateFrameNets.name or LOSSES[c.loss].nodal:
+    if not NETS[c.net].prolonged or LOSSES[c.loss].nodal:
         return None
     p, first, sizes = problem.parameters.dimension, arrays.first_level, level_sizes(arrays, nodal=False)
     start = first if c.start_level is None else c.start_level
