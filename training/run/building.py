@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from fem_frames.formulations.formulation import Formulation
+from fem_frames.formulations.registry import formulation_class
 from fem_frames.frame.arrays import FrameArrays
 from fem_frames.frame.level_matrices import state_size
 from fem_frames.frame.solutions import ReferenceSolutions
@@ -116,6 +117,7 @@ def make_frame(c: Configuration, problem: Problem, folder: Path, world: World) -
             from fem_frames.mesh.hierarchy import MeshHierarchy
 
             assert c.levels is not None
+            formulation_class(c.formulation or "energy")  # known only now that the problem's file was loaded
             hierarchy = MeshHierarchy.from_problem(problem, c.levels)
             arrays = export_frame(hierarchy, problem, c.formulation or "energy", c.first_level)
         if c.formulation not in (None, arrays.formulation):
