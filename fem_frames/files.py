@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import glob
 import io
 import json
@@ -21,6 +20,7 @@ from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
+from filelock import FileLock, Timeout, lock_descriptor
 
 from fem_frames.memory import check_memory
 from fem_frames.messages import option
@@ -78,10 +78,9 @@ def _remove_stale(target: Path) -> None:
 def _try_lock(file: Any) -> bool:
     """Whether this process now holds the lock; False if another one does, or the file system has no locks."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return lock_descriptor(file.fileno(), blocking=False)
     except OSError:
         return False
-    return True
 
 
 def check_new(path: str | Path, force: bool) -> None:
@@ -149,45 +148,40 @@ def quiet_libraries() -> Iterator[None]:
         os.close(nowhere)
 
 
-def lock(path: str | Path, patience: float = 60.0) -> IO[bytes]:
-    """Holds `path` against other processes until the returned file is closed or this process ends.
+def lock(path: str | Path, patience: float = 60.0) -> FileLock:
+    """Locks `path` against other processes until the returned lock is released or this process ends.
 
-    Makes its folder if need be. Waits while another process holds it, at most `patience` seconds; then a ValueError.
+    Makes its folder if need be. Waits at most `patience` seconds for another process; then raises a ValueError.
     """
     path = Path(path)
-    if is_there(path) and not path.is_file():  # opening a pipe would wait for who reads from it
+    if is_there(path) and not path.is_file():
         raise ValueError(f"{path} is no ordinary file: remove it")
+    held = FileLock(path, thread_local=False, poll_interval=0.2, fallback_to_soft=False)
     until, told = time.monotonic() + patience, False
     while True:
         try:
             path.parent.mkdir(exist_ok=True)
-            file = path.open("ab")
+            held.acquire(timeout=max(until - time.monotonic(), 0.0) if told else 0.0)
+        except Timeout:
+            if told or patience <= 0:
+                raise ValueError(f"another run is at work on {path.parent}: wait for it, or stop it") from None
+            print(f"fem-frames: waiting for another run that is at work on {path.parent}", file=sys.stderr, flush=True)
+            told = True
         except (FileNotFoundError, FileExistsError):
-            # The run that held the folder removes it this very moment, or something else has its place.
+            # The run that held the folder is removing it this very moment, or something else has its place.
             if time.monotonic() > until:
                 raise
             time.sleep(0.01)
-            continue
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            if time.monotonic() > until:
-                raise ValueError(f"another run is at work on {path.parent}: wait for it, or stop it") from None
-            if not told:
-                print(
-                    f"fem-frames: waiting for another run that is at work on {path.parent}", file=sys.stderr, flush=True
-                )
-                told = True
-            time.sleep(0.2)
-            continue
-        except OSError:  # a file system without locks
-            return file
-        # The run before may have removed the file that this process was waiting for.
-        with contextlib.suppress(FileNotFoundError):
-            if os.fstat(file.fileno()).st_ino == path.stat().st_ino:
-                return file
-        file.close()
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            return held  # not locked: releasing it does nothing
+        else:
+            return held
+
+
+# Errors of file systems that have no locks, as some network file systems do.
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
 def save_arrays(

@@ -30,7 +30,8 @@ class CoefficientNet(nn.Module, ABC):
     `start_level` are for nets that use prolongations.
     """
 
-    name: ClassVar[str]
+    prolonged: ClassVar[bool] = False
+    """Whether it takes prolongations and a start level."""
     decay: Tensor
     default_blocks: ClassVar[int] = 8
 
@@ -118,9 +119,9 @@ class CoefficientNet(nn.Module, ABC):
         return sum(p.numel() for p in self.parameters())
 
 
-def refuse_start_level(start_level: int | None, name: str) -> None:
+def refuse_start_level(start_level: int | None) -> None:
     if start_level is not None:
-        raise ValueError(f"start_level is for nets with prolongations, like separate-frame; leave it out with {name}")
+        raise ValueError("start_level is for nets with prolongations, like separate-frame; leave it out with this one")
 
 
 def check_net(

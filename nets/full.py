@@ -11,10 +11,8 @@ from nets.coefficient_net import CoefficientNet, Prolongations, Sizes, refuse_st
 class FullResNet(CoefficientNet):
     """One net for all coefficients: a dense layer into R^Nhat, then blocks."""
 
-    name = "full"
-
     def build(self, parameters: int, prolongations: Prolongations | None, start_level: int | None) -> None:
-        refuse_start_level(start_level, self.name)
+        refuse_start_level(start_level)
         width = sum(map(sum, self.level_sizes.values()))
         self.layers = chain(Dense(parameters, width), residual_blocks(width, self.rank, self.blocks))
 

@@ -1,21 +1,26 @@
-"""The nets by name."""
+"""The nets by name. Their names are known without torch, so that the command line can list them."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nets.coefficient_net import CoefficientNet, Sizes
-from nets.full import FullResNet
-from nets.separate import SeparateResNets
-from nets.separate_frame import SeparateFrameNets
+from fem_frames.registry import Registry
 
-NETS: dict[str, type[CoefficientNet]] = {net.name: net for net in (FullResNet, SeparateResNets, SeparateFrameNets)}
+if TYPE_CHECKING:
+    from nets.coefficient_net import CoefficientNet, Sizes
+
+NETS: Registry[type[CoefficientNet]] = Registry(
+    "net",
+    {
+        "full": "nets.full.FullResNet",
+        "separate": "nets.separate.SeparateResNets",
+        "separate-frame": "nets.separate_frame.SeparateFrameNets",
+    },
+)
 
 
 def make_net(name: str, parameters: int, level_sizes: Sizes, *, seed: int = 0, **options: Any) -> CoefficientNet:
     """The net of this name with random weights; options as those of `CoefficientNet`."""
-    if name not in NETS:
-        raise ValueError(f"net is {name!r}; choose from {', '.join(NETS)}")
-    net = NETS[name](parameters, level_sizes, **options)
+    net = NETS.find(name)(parameters, level_sizes, **options)
     net.initialise(seed)
     return net

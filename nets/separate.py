@@ -12,10 +12,8 @@ from nets.coefficient_net import CoefficientNet, Prolongations, Sizes, refuse_st
 class SeparateResNets(CoefficientNet):
     """One net per field and level."""
 
-    name = "separate"
-
     def build(self, parameters: int, prolongations: Prolongations | None, start_level: int | None) -> None:
-        refuse_start_level(start_level, self.name)
+        refuse_start_level(start_level)
         self.nets = nn.ModuleList(
             chain(Dense(parameters, size), residual_blocks(size, self.rank, self.blocks))
             for sizes in self.level_sizes.values()

@@ -23,7 +23,7 @@ class SeparateFrameNets(CoefficientNet):
     which a field has no free points are skipped.
     """
 
-    name = "separate-frame"
+    prolonged = True
     default_blocks = 4
 
     def build(self, parameters: int, prolongations: Prolongations | None, start_level: int | None) -> None:

@@ -1,17 +1,20 @@
 """Settings: from TOML and the command line, defaults that depend on others, and samples that depend on nothing else."""
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fem_frames import Gaussian, Uniform
 from nets import NETS
-from training.configuration import Configuration, Resolved, setting_texts, setting_types
+from training.configuration import OWN, Configuration, Resolved
 from training.losses import LOSSES
-from training.optimizers.steppers import RATES
 from training.precision import PRECISIONS
+from training.recipes import best
+from training.registry import OPTIMIZERS
 from training.samples import FixedSamples, FreshSamples, SobolSamples
+from training.settings import declared
 
 pytestmark = pytest.mark.serial
 BASE = dict(problem="quarters", levels=4)
@@ -23,16 +26,18 @@ def resolved(**settings):
 
 def test_every_setting_has_a_type_and_a_text():
     names = [f.name for f in dataclasses.fields(Configuration)]
-    assert list(setting_types()) == list(setting_texts()) == names
-    assert all(text.endswith(".") for text in setting_texts().values())
+    settings = declared(Configuration)
+    assert list(settings) == names
+    assert {s.kind for s in settings.values()} == {int, float, bool, str, dict}
+    assert all(s.text.endswith(".") for s in settings.values())
     assert [f.name for f in dataclasses.fields(Resolved)] == names
 
 
 def test_choices_are_what_there_is():
-    choices = {name: set(choices) for name, (_, choices, _) in setting_types().items()}
+    choices = {name: set(s.choices) for name, s in declared(Configuration).items()}
     assert choices["net"] == set(NETS)
     assert choices["loss"] == set(LOSSES)
-    assert choices["optimizer"] == set(RATES)
+    assert choices["optimizer"] == set(OPTIMIZERS)
     assert choices["precision"] == set(PRECISIONS)
 
 
@@ -53,7 +58,7 @@ def test_files_are_kept_with_their_folders(tmp_path, monkeypatch):
     assert resolved().problem == "quarters"
     c = Configuration(problem="mine.py:other", levels=2, start_from="run").resolved()
     assert (c.problem, c.start_from) == (f"{tmp_path}/mine.py:other", f"{tmp_path}/run")
-    assert Configuration.checked({"frame": "f.npz"}, "here") == {"frame": f"{tmp_path}/f.npz"}
+    assert Configuration.checked({"frame": "f.npz"}) == {"frame": f"{tmp_path}/f.npz"}
 
 
 def test_no_epochs_are_allowed():
@@ -85,6 +90,41 @@ def test_toml_gives_back_what_was_saved(tmp_path, settings):
     assert again.resolved() == c
 
 
+def test_comments_say_what_the_settings_mean():
+    lines = resolved(options={"a": 1}).to_toml().splitlines()
+    assert lines[lines.index("rank = 8") - 1] == "# Rank of the residual blocks."
+    assert lines[-3:] == ["# Options of the problem.", "[options]", "a = 1"]
+
+
+def test_a_net_a_loss_and_an_optimizer_of_ones_own_have_no_settings_of_ours():
+    c = resolved(net=OWN, loss=OWN, optimizer=OWN, start_level=2, level_decay=1.0)
+    assert (c.blocks, c.rate, c.sampling, c.start_level) == (0, 1e-3, "fresh", 2)
+    assert OWN not in {name for s in declared(Configuration).values() for name in s.choices}
+    assert best({"loss": OWN, "optimizer": OWN})["sampling"] == "sobol"
+
+
+def test_numbers_of_numpy_become_those_of_python():
+    c = resolved(epochs=np.int64(3), rate=np.float32(0.5), mixed=np.False_)
+    assert (type(c.epochs), type(c.rate), type(c.mixed)) == (int, float, bool)
+    assert type(resolved(rate=1).rate) is float
+
+
+def test_a_changed_configuration_is_checked_again():
+    c = Configuration(**BASE)
+    assert dataclasses.replace(c, epochs=3).epochs == 3
+    with pytest.raises(ValueError, match="epochs is -3; at least 0 is expected"):
+        dataclasses.replace(c, epochs=-3)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        c.epochs = 3
+
+
+def test_the_settings_of_the_first_release_are_read(tmp_path):
+    path = Path(__file__).parent / "golden/run/configuration.toml"
+    c = Configuration(**Configuration.from_toml(path)).resolved()
+    (tmp_path / "c.toml").write_text(c.to_toml())
+    assert Configuration.from_toml(tmp_path / "c.toml") == Configuration.from_toml(path)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -112,22 +152,31 @@ def test_bad_files_are_refused(tmp_path, text, message):
         (dict(problem=""), "give problem and levels, or frame"),
         (dict(levels=None), "levels is missing"),
         (dict(frame="f.npz"), "levels is decided by the frame"),
-        (dict(epochs=-1), "epochs is -1"),
+        (dict(epochs=-1), "epochs is -1; at least 0 is expected"),
         (dict(batch=0), "batch is 0; at least 1"),
-        (dict(rate=0.0), "rate is 0.0; a positive number"),
+        (dict(rate=0.0), "rate is 0.0; more than 0 is expected"),
         (dict(seed=-3), "seed is -3"),
         (dict(mixed=True), "mixed goes with float16 or bfloat16, not with float32"),
         (dict(loss="nodal", level_decay=1.0), "the loss nodal has no levels that could decay"),
-        (dict(level_decay=99.0), "level_decay is 99.0"),
+        (dict(level_decay=99.0), "level_decay is 99.0; at most 10 is expected"),
         (dict(start_level=2), "separate-frame and losses with a frame: leave it out with the net full"),
-        (dict(net="separate-frame", start_level=11), "start_level is 11, but levels is 4: choose a coarser one"),
+        (dict(net="separate-frame", start_level=11), "start_level is 11, but levels is 4: start coarser"),
         (dict(net="separate-frame", loss="nodal", start_level=2), "start_level is for the net separate-frame"),
-        (dict(net="separate-frame", start_level=-1), "start_level is -1; it must not be negative"),
+        (dict(net="separate-frame", start_level=-1), "start_level is -1; at least 0 is expected"),
         (dict(loss="supervised", sampling="fresh"), "needs reference solutions"),
         (dict(sampling="sobol", training_samples=10), "leave it out with sampling sobol"),
         (dict(training_samples=10), "give sampling fixed too"),
         (dict(sampling="fixed", training_samples=100, batch=10, steps_per_epoch=3), "leave out steps_per_epoch"),
-        (dict(optimizer="adamw"), "optimizer is 'adamw'; choose from"),
+        (dict(optimizer="adamw"), "optimizer is 'adamw'; choose from adam, sgd, lbfgs, ngd, soap$"),
+        (dict(precision=OWN), "precision is 'own'; choose from float16"),
+        (dict(epoch=3), r"unknown setting 'epoch'; do you mean epochs\?"),
+        (dict(batch=2**31), r"batch is 2147483648; less than 2\^31 is expected"),
+        (dict(rate=10**400), "rate is 10+; a number is expected"),
+        (dict(rate=True), "rate is True; a number is expected"),
+        (dict(options={"a": None}), "options must be numbers, texts and lists of them"),
+        (dict(options={"a": float("nan")}), "options must be numbers, texts and lists of them"),
+        (dict(options={"a": (1, 2)}), "options must be numbers, texts and lists of them: TOML does not give back"),
+        (dict(options={3: 4}), "options.3 is 3; a text is expected"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(settings, message):

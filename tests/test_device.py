@@ -18,8 +18,9 @@ from training.description import describe_net
 from training.losses import make_loss
 from training.metrics import evaluate, reference_solutions
 from training.objective import Objective
-from training.optimizers.steppers import RATES, make_stepper
+from training.optimizers.steppers import make_stepper
 from training.precision import MasterWeights, Weights
+from training.registry import OPTIMIZERS
 from training.run.trainer import train
 from training.surrogate import Surrogate
 
@@ -114,7 +115,7 @@ def test_a_run_on_a_device_is_the_one_on_the_cpu(tmp_path, frame_file, name):
 
 def test_a_run_goes_on_where_another_device_stopped(tmp_path, frame_file):
     """Through a checkpoint of every optimizer; the second half is then the CPU's up to rounding."""
-    for name in RATES:
+    for name in OPTIMIZERS:
         settings = dict(frame=str(frame_file), optimizer=name, checkpoint_every=2, evaluate_every=10)
         settings |= FIXED if name in ("lbfgs", "ngd") else {}
         whole = train(small(**settings, epochs=4, device="cpu"), tmp_path / f"{name}-whole", quiet=True)

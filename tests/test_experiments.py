@@ -24,8 +24,9 @@ from training.experiments.paper import TABLE_1, TABLE_2, TABLE_3
 from training.experiments.protocol import PRESETS, WORDS
 from training.experiments.runner import claim, preset_of, run_cells
 from training.losses import LOSSES
-from training.optimizers.steppers import LINE_SEARCH, RATES
+from training.optimizers.steppers import LINE_SEARCH
 from training.recipes import RECIPES, best
+from training.registry import OPTIMIZERS
 
 pytestmark = pytest.mark.serial
 ROOT = Path(__file__).parent.parent
@@ -134,7 +135,7 @@ def test_a_recipe_yields_to_what_is_given():
 
 
 def test_the_recipe_fits_every_loss_and_optimizer():
-    for loss, optimizer in product(LOSSES, RATES):
+    for loss, optimizer in product(LOSSES, OPTIMIZERS):
         c = Configuration(problem="quarters", levels=3, **best({"loss": loss, "optimizer": optimizer})).resolved()
         needs_fixed = LOSSES[loss].supervised or optimizer in LINE_SEARCH
         assert c.sampling == ("fixed" if needs_fixed else "sobol")

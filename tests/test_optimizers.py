@@ -11,14 +11,15 @@ from torch.func import functional_call, jacrev
 
 from training.optimizers.natural_gradient import NGD
 from training.optimizers.soap import SOAP
-from training.optimizers.steppers import RATES, cosine_rate, make_stepper
+from training.optimizers.steppers import cosine_rate, make_stepper
 from training.precision import PRECISIONS, MasterWeights
+from training.registry import LOSSES, OPTIMIZERS
 
 pytestmark = pytest.mark.serial
 
 
 def stepper_for(name, objective, precision="float64", rate=None):
-    return make_stepper(name, objective.weights, PRECISIONS[precision], rate or RATES[name])
+    return make_stepper(name, objective.weights, PRECISIONS[precision], rate or OPTIMIZERS[name].rate)
 
 
 def dense_gauss_newton(objective, net):
@@ -28,7 +29,8 @@ def dense_gauss_newton(objective, net):
     jacobians = jacrev(lambda p: functional_call(net, p, (batch.y,)))(parameters)
     J = torch.cat([j.reshape(*j.shape[:2], -1) for j in jacobians.values()], dim=2)  # (B, n, P)
     formulation = loss.formulation
-    operator = {"stable": formulation.stable, "bpx": formulation.bpx, "nodal": formulation.A}[loss.name](batch.y)
+    operators = {"stable": formulation.stable, "bpx": formulation.bpx, "nodal": formulation.A}
+    (operator,) = [make(batch.y) for name, make in operators.items() if LOSSES[name] is type(loss)]
     M = 2 * formulation.factor * operator.to_dense()
     return torch.einsum("bip,bij,bjq->pq", J, M, J) / len(J)
 
@@ -102,7 +104,7 @@ def test_natural_gradients_need_few_steps():
     assert losses["ngd"] < 0.05 * losses["adam"]
 
 
-@pytest.mark.parametrize("name", RATES)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize(
     ("dtype", "mixed"),
     [

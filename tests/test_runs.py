@@ -215,7 +215,7 @@ def test_a_run_that_was_killed_while_it_replaced_another_gives_it_back(tmp_path)
     held = store.open_run(tmp_path / "run", Configuration(**SMALL, epochs=9).resolved(), resume=False, force=True)
     assert not (tmp_path / "run/surrogate.pt").exists()
     (tmp_path / "run/test.npz").write_text("of the new run")
-    held._lock.close()  # nothing else is done any more
+    held._lock.release()  # nothing else is done any more
     with pytest.raises(ValueError, match="holds a run"):
         train(c, tmp_path / "run", quiet=True)
     assert {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir() if p.is_file()} == before

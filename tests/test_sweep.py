@@ -222,7 +222,7 @@ def test_two_runs_do_not_work_on_the_same_file(tmp_path):
     held = lock(tmp_path / "r.npz.parts" / "lock")
     with pytest.raises(ValueError, match="another run is at work"):
         lock(tmp_path / "r.npz.parts" / "lock", patience=0.3)
-    held.close()
-    lock(tmp_path / "r.npz.parts" / "lock", patience=0.3).close()
+    held.release()
+    lock(tmp_path / "r.npz.parts" / "lock", patience=0.3).release()
     run_sweep(sweep(), tmp_path / "r.npz")
     assert [p.name for p in tmp_path.iterdir()] == ["r.npz"]

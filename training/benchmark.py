@@ -37,7 +37,7 @@ def training_rows(
     """
     first: float | None = None
     for dtype in dtypes:
-        c = Configuration(problem=problem.name, levels=arrays.finest_level, precision=dtype, batch=batch, **settings)  # type: ignore[arg-type]
+        c = Configuration(problem=problem.name, levels=arrays.finest_level, precision=dtype, batch=batch, **settings)
         net_run, step_run = _runs(arrays, problem, c.resolved(), device)
         net_s, step_s = _times([net_run, step_run], torch.device(device), seconds)
         first = first or step_s

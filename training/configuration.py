@@ -2,122 +2,147 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import inspect
 import json
-import math
-import numbers
-import textwrap
 import tomllib
-import types
-import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tomli_w
+from pydantic import Field, ValidationInfo, field_validator
+from pydantic.dataclasses import dataclass
 
 from fem_frames.files import check_file, one_line
+from fem_frames.formulations.registry import formulation_names
+from fem_frames.problem.definition import REFINEMENTS
+from nets.registry import NETS
+from training.registry import LOSSES, OPTIMIZERS
+from training.settings import LARGE, OWN, STRICT, Count, Positive, Size, declared, one_line_errors, setting
 
 if TYPE_CHECKING:
     from training.precision import Precision
 
-_AT_LEAST_ONE = (
-    *("rank", "batch", "micro_batch", "training_samples", "steps_per_epoch"),
-    *("evaluate_every", "checkpoint_every", "log_every"),
-)
-_NOT_NEGATIVE = (
-    *("epochs", "blocks", "test_samples", "minimum_rate", "first_level", "start_level"),
-    *("seed", "net_seed", "sample_seed", "test_seed"),
-)
+PRECISION_NAMES = ("float16", "bfloat16", "float32", "float64")
 
 
-@dataclass(frozen=True)
+@one_line_errors
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Configuration:
     """All settings of a run. Those that are None depend on others; `resolved` fills them in."""
 
-    problem: str = ""
-    """A built-in problem, or file.py:name of your own."""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Options of the problem."""
-    levels: int | None = None
-    """Number of uniform refinements, J."""
-    formulation: str | None = None
-    """Default: energy, or that of the frame."""
-    first_level: int | None = None
-    """Coarsest level of the frame; default: the problem's."""
-    refinement: Literal["red", "dolfinx"] | None = None
-    """Of triangles and tetrahedra; default: the problem's."""
-    frame: str | None = None
-    """A file written by `fem-frames export` instead of problem and levels; then no DOLFINx is needed."""
+    problem: str = setting("", "A built-in problem, or file.py:name of your own.")
+    options: dict[str, Any] = setting(dict, "Options of the problem.", strict=False)
+    levels: Count | None = setting(None, "Number of uniform refinements, J.")
+    formulation: str | None = setting(
+        None, f"{', '.join(formulation_names())}, or one of your own; default: energy, or that of the frame."
+    )
+    first_level: Size | None = setting(None, "Coarsest level of the frame; default: the problem's.")
+    refinement: str | None = setting(None, "Of triangles and tetrahedra; default: the problem's.", choices=REFINEMENTS)
+    frame: str | None = setting(
+        None, "A file written by `fem-frames export` instead of problem and levels; then no DOLFINx is needed."
+    )
 
-    net: Literal["full", "separate", "separate-frame"] = "full"
-    """Architecture: one net, one for every level, or one for every level that is prolonged to it."""
-    rank: int = 8
-    """Rank of the residual blocks."""
-    blocks: int | None = None
-    """Residual blocks, for separate-frame after each prolongation; default: 8, for separate-frame 4."""
-    start_level: int | None = None
-    """With separate-frame: the level that nets of finer ones start on; default: the coarsest, as in the paper."""
-    map_inputs: bool = True
-    """Map parameters to [-1, 1] by their box."""
-    level_decay: float = 0.0
-    """Scale the coefficients of level j by 2^(-s j); 0 is the paper, 1 suits smooth solutions."""
+    net: str = setting(
+        "full", "One net, one for every level, or one for every level that is prolonged to it.", choices=NETS, own=True
+    )
+    rank: Count = setting(8, "Rank of the residual blocks.")
+    blocks: Size | None = setting(
+        None, "Residual blocks, for separate-frame after each prolongation; default: 8, for separate-frame 4."
+    )
+    start_level: Size | None = setting(
+        None, "With separate-frame: the level that nets of finer ones start on; default: the coarsest, as in the paper."
+    )
+    map_inputs: bool = setting(True, "Map parameters to [-1, 1] by their box.")
+    level_decay: Annotated[float, Field(ge=-10, le=10)] = setting(
+        0.0, "Scale the coefficients of level j by 2^(-s j); 0 is the paper, 1 suits smooth solutions."
+    )
 
-    loss: Literal["stable", "bpx", "nodal", "supervised", "supervised-nodal"] = "stable"
-    """Through D, through H, without a frame, or against reference solutions, by their states or by nodal values."""
-    optimizer: Literal["adam", "sgd", "lbfgs", "ngd", "soap"] = "adam"
-    """SOAP converges best, Adam is the paper's best."""
-    rate: float | None = None
-    """First learning rate; default: 1e-3, soap 3e-3, lbfgs and ngd 1."""
-    minimum_rate: float | None = None
-    """Last learning rate; default: that of the paper for the precision."""
-    period: float | None = None
-    """Epochs in which the rate falls by half a cosine; default: five sixths of all, as 5000 of 6000 in the paper."""
+    loss: str = setting(
+        "stable",
+        "Through D, through H, without a frame, or against reference solutions, by their states or by nodal values.",
+        choices=LOSSES,
+        own=True,
+    )
+    optimizer: str = setting("adam", "SOAP converges best, Adam is the paper's best.", choices=OPTIMIZERS, own=True)
+    rate: Positive | None = setting(None, "First learning rate; default: 1e-3, soap 3e-3, lbfgs and ngd 1.")
+    minimum_rate: Annotated[float, Field(ge=0)] | None = setting(
+        None, "Last learning rate; default: that of the paper for the precision."
+    )
+    period: Positive | None = setting(
+        None,
+        "Epochs in which the rate falls by half a cosine; default: five sixths of all, as 5000 of 6000 in the paper.",
+    )
 
-    precision: Literal["float16", "bfloat16", "float32", "float64"] = "float32"
-    """Of parameters, activations, frame and, unless mixed, the optimizer."""
-    mixed: bool = False
-    """With a half precision: master weights and optimizer in float32, and a dynamic loss scale."""
+    precision: str = setting(
+        "float32", "Of parameters, activations, frame and, unless mixed, the optimizer.", choices=PRECISION_NAMES
+    )
+    mixed: bool = setting(
+        False, "With a half precision: master weights and optimizer in float32, and a dynamic loss scale."
+    )
 
-    epochs: int = 6000
-    """Passes over the samples; with fresh samples one step each, unless steps_per_epoch says otherwise."""
-    batch: int | None = None
-    """Samples in a step, of all processes together; default: 64, for lbfgs and ngd all of a fixed set."""
-    micro_batch: int | None = None
-    """Evaluate a batch in pieces of at most so many samples per process, to save memory; default: all at once."""
-    sampling: Literal["fresh", "fixed", "sobol"] | None = None
-    """New random samples in every step, a fixed set, Sobol points; default: fresh, for lbfgs, ngd, supervised fixed."""
-    training_samples: int | None = None
-    """Size of the fixed set; default: 1024, for lbfgs and ngd 256."""
-    steps_per_epoch: int | None = None
-    """Default: 1; with a fixed set as many as it has batches."""
+    epochs: Size = setting(
+        6000, "Passes over the samples; with fresh samples one step each, unless steps_per_epoch says otherwise."
+    )
+    batch: Count | None = setting(
+        None, "Samples in a step, of all processes together; default: 64, for lbfgs and ngd all of a fixed set."
+    )
+    micro_batch: Count | None = setting(
+        None, "Evaluate a batch in pieces of at most so many samples per process, to save memory; default: all at once."
+    )
+    sampling: str | None = setting(
+        None,
+        "New random samples per step, a fixed set, or Sobol points; default: fresh, fixed for lbfgs, ngd, supervised.",
+        choices=("fresh", "fixed", "sobol"),
+    )
+    training_samples: Count | None = setting(None, "Size of the fixed set; default: 1024, for lbfgs and ngd 256.")
+    steps_per_epoch: Count | None = setting(None, "Default: 1; with a fixed set as many as it has batches.")
 
-    seed: int = 0
-    """Of net and samples, unless they have their own."""
-    net_seed: int | None = None
-    """Of the first weights; default: seed."""
-    sample_seed: int | None = None
-    """Of the training samples; default: seed."""
-    test_seed: int = 1_000_000
-    """Of the test set, the same for all seeds."""
+    seed: Size = setting(0, "Of net and samples, unless they have their own.")
+    net_seed: Size | None = setting(None, "Of the first weights; default: seed.")
+    sample_seed: Size | None = setting(None, "Of the training samples; default: seed.")
+    test_seed: Size = setting(1_000_000, "Of the test set, the same for all seeds.")
 
-    test_samples: int = 256
-    """Samples of the test set, solved before training starts; 0: no tests."""
-    evaluate_every: int | None = None
-    """Epochs between tests; default: a twentieth of all."""
-    checkpoint_every: int | None = None
-    """Epochs between checkpoints; default: a twentieth of all."""
-    log_every: int | None = None
-    """Steps between lines of the log; default: a thousandth of all."""
-    tensorboard: bool = False
-    """Write TensorBoard's events too."""
+    test_samples: Size = setting(256, "Samples of the test set, solved before training starts; 0: no tests.")
+    evaluate_every: Count | None = setting(None, "Epochs between tests; default: a twentieth of all.")
+    checkpoint_every: Count | None = setting(None, "Epochs between checkpoints; default: a twentieth of all.")
+    log_every: Count | None = setting(None, "Steps between lines of the log; default: a thousandth of all.")
+    tensorboard: bool = setting(False, "Write TensorBoard's events too.")
 
-    device: str | None = None
-    """cpu, cuda, mps, …; default: the best that works."""
-    start_from: str | None = None
-    """A run, or a saved surrogate, with the weights to start from."""
+    device: str | None = setting(None, "cpu, cuda, mps, …; default: the best that works.")
+    start_from: str | None = setting(None, "A run, or a saved surrogate, with the weights to start from.")
+
+    # ---- checks of single settings, beyond their types and bounds
+
+    @field_validator("*")
+    @classmethod
+    def _chosen(cls, value: Any, info: ValidationInfo) -> Any:
+        return declared(Configuration)[str(info.field_name)].chosen(value)
+
+    @field_validator("options")
+    @classmethod
+    def _kept(cls, options: dict[str, Any]) -> dict[str, Any]:
+        """The options, or a ValueError unless TOML and JSON, as which a run keeps them, have all their values."""
+        try:
+            json.dumps(options, allow_nan=False)
+            if tomllib.loads(tomli_w.dumps(options)) != options:
+                raise ValueError(f"TOML does not give back {options}")
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"options must be numbers, texts and lists of them: {one_line(error)}") from error
+        return options
+
+    @field_validator("problem", "frame", "start_from")
+    @classmethod
+    def _absolute(cls, value: str | None, info: ValidationInfo) -> str | None:
+        """Files with the folders they are in: a run may be resumed from another one."""
+        if value is None:
+            return None
+        file, colon, attribute = value.rpartition(":") if ".py:" in value else (value, "", "")
+        if info.field_name == "problem" and not file.endswith(".py"):
+            return value  # built in
+        return str(Path(file).absolute()) + colon + attribute
+
+    # ---- settings that depend on others
 
     @property
     def dtype_settings(self) -> Precision:
@@ -126,36 +151,45 @@ class Configuration:
 
         return PRECISIONS["float32" if self.mixed else self.precision]
 
+    @property
+    def _searches(self) -> bool:
+        return self.optimizer != OWN and OPTIMIZERS[self.optimizer].line_search
+
+    @property
+    def _nodal(self) -> bool:
+        return self.loss != OWN and LOSSES[self.loss].nodal
+
+    @property
+    def _supervised(self) -> bool:
+        return self.loss != OWN and LOSSES[self.loss].supervised
+
     def resolved(self) -> Resolved:
         """The same with all defaults filled in, or a ValueError that says what is wrong."""
-        from nets import NETS
-        from training.losses import LOSSES
-        from training.optimizers.steppers import LINE_SEARCH, RATES
-
         self._check()
-        searches = self.optimizer in LINE_SEARCH
-        sampling = self.sampling or ("fixed" if searches or LOSSES[self.loss].supervised else "fresh")
+        sampling = self.sampling or ("fixed" if self._searches or self._supervised else "fresh")
         count, steps = self.training_samples, self.steps_per_epoch
         if sampling == "fixed":
-            count = count or (256 if searches else 1024)
-            batch = min(self.batch or (count if searches else 64), count)
+            count = count or (256 if self._searches else 1024)
+            batch = min(self.batch or (count if self._searches else 64), count)
             batches = -(-count // batch)
             if steps not in (None, batches):
                 raise ValueError(f"a fixed set of {count} has {batches} batches of {batch}: leave out steps_per_epoch")
             steps = batches
         else:
             batch, steps = self.batch or 64, steps or 1
-        settings = self.dtype_settings
-        rate = RATES[self.optimizer] if self.rate is None else self.rate
-        minimum = min(settings.minimum_rate, rate) if self.minimum_rate is None else self.minimum_rate
+        rate, minimum, blocks = self.rate, self.minimum_rate, self.blocks
+        if rate is None:
+            rate = 1e-3 if self.optimizer == OWN else OPTIMIZERS[self.optimizer].rate
+        if minimum is None:
+            minimum = min(self.dtype_settings.minimum_rate, rate)
         if minimum > rate:
             raise ValueError(
                 f"minimum_rate is {minimum:g}, above the rate {rate:g}: it is the last rate, not the first"
             )
-        values = _values(self) | dict(
-            **{name: _absolute(name, getattr(self, name)) for name in _PATHS},
-            options=dict(self.options),
-            blocks=NETS[self.net].default_blocks if self.blocks is None else self.blocks,
+        if blocks is None:
+            blocks = 0 if self.net == OWN else NETS[self.net].default_blocks
+        values = self.record() | dict(
+            blocks=blocks,
             rate=rate,
             minimum_rate=minimum,
             period=max(5 * self.epochs / 6, 1.0) if self.period is None else self.period,
@@ -169,84 +203,39 @@ class Configuration:
             checkpoint_every=self.checkpoint_every or max(1, self.epochs // 20),
             log_every=self.log_every or max(1, self.epochs * steps // 1000),
         )
-        found = Resolved(**values)
-        try:
-            kept = tomllib.loads(found.to_toml()).get("options", {})
-        except tomllib.TOMLDecodeError:
-            kept = None
-        if kept != found.options:
-            raise ValueError(f"options are {found.options}; a run keeps them as TOML, which has no such values")
-        return found
+        return Resolved(**values)
 
     def record(self) -> dict[str, Any]:
-        """All settings, as JSON has them."""
-        try:
-            return dict(json.loads(json.dumps(_values(self))))
-        except TypeError as error:
-            raise ValueError(f"options are {self.options!r}; numbers, texts and lists are expected: {error}") from error
+        """All settings by name, as JSON has them."""
+        return dataclasses.asdict(self)
 
     def _check(self) -> None:
-        for name, value in _values(self).items():
-            _convert(name, value)
+        """A ValueError for settings that do not fit each other."""
         if not self.problem and not self.frame:
             raise ValueError("give problem and levels, or frame with a file written by `fem-frames export`")
-        if self.levels is not None and self.levels < 1:
-            raise ValueError(f"levels is {self.levels}; at least 1 refinement is needed")
         if self.frame:
             for name in ("levels", "first_level", "refinement"):
                 if getattr(self, name) is not None:
                     raise ValueError(f"{name} is decided by the frame: leave it out")
         elif self.levels is None:
             raise ValueError(f"levels is missing: how often is the mesh of {self.problem} to be refined?")
-        for name in _AT_LEAST_ONE:
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; at least 1 is expected")
-        for name in _NOT_NEGATIVE:
-            if getattr(self, name) is not None and getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must not be negative")
-        for name in (
-            "seed",
-            "net_seed",
-            "sample_seed",
-            "test_seed",
-            "batch",
-            "training_samples",
-            "test_samples",
-            "epochs",
-            "steps_per_epoch",
-            "rank",
-            "blocks",
-        ):
-            if (getattr(self, name) or 0) >= 2**31:
-                raise ValueError(f"{name} is {getattr(self, name)}; less than 2^31 is expected")
-        for name in ("rate", "period"):
-            if getattr(self, name) is not None and not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; a positive number is expected")
-        self._check_choices()
-
-    def _check_choices(self) -> None:
-        from training.losses import LOSSES
-        from training.optimizers.steppers import LINE_SEARCH
-
-        loss = LOSSES[self.loss]
         if self.mixed and self.precision not in ("float16", "bfloat16"):
             raise ValueError(f"mixed goes with float16 or bfloat16, not with {self.precision}: change one of them")
-        if loss.nodal and self.level_decay:
+        if self._nodal and self.level_decay:
             raise ValueError(f"the loss {self.loss} has no levels that could decay: leave level_decay at 0")
-        if self.start_level is not None and (self.net != "separate-frame" or loss.nodal):
-            raise ValueError(
-                "start_level is for the net separate-frame and losses with a frame: leave it out with the net "
-                f"{self.net} and the loss {self.loss}"
-            )
-        if self.levels is not None and (self.start_level or 0) > self.levels:
-            raise ValueError(f"start_level is {self.start_level}, but levels is {self.levels}: choose a coarser one")
-        if abs(self.level_decay) > 10:
-            raise ValueError(f"level_decay is {self.level_decay}; give a number between -10 and 10, such as 1")
-        if loss.supervised and self.sampling not in (None, "fixed"):
+        if self.start_level is not None and self.net != OWN:
+            if not NETS[self.net].prolonged or self._nodal:
+                raise ValueError(
+                    "start_level is for the net separate-frame and losses with a frame: leave it out with the net "
+                    f"{self.net} and the loss {self.loss}"
+                )
+            if self.start_level > (self.levels or LARGE):
+                raise ValueError(f"start_level is {self.start_level}, but levels is {self.levels}: start coarser")
+        if self._supervised and self.sampling not in (None, "fixed"):
             raise ValueError(f"the loss {self.loss} needs reference solutions: use sampling fixed, not {self.sampling}")
         if self.sampling in ("fresh", "sobol") and self.training_samples is not None:
             raise ValueError(f"training_samples is the size of a fixed set: leave it out with sampling {self.sampling}")
-        fixed_by_itself = loss.supervised or self.optimizer in LINE_SEARCH
+        fixed_by_itself = self._supervised or self._searches
         if self.training_samples is not None and self.sampling is None and not fixed_by_itself:
             raise ValueError("training_samples is the size of a fixed set: give sampling fixed too")
 
@@ -254,20 +243,10 @@ class Configuration:
 
     def to_toml(self) -> str:
         """All settings that are not None, with their meaning as comments."""
-        lines, tables = [], []
-        for name, value in _values(self).items():
-            if isinstance(value, Mapping):
-                tables += (
-                    [
-                        f"\n[{name}]",
-                        *(f"{_key(key)} = {json.dumps(entry, ensure_ascii=False)}" for key, entry in value.items()),
-                    ]
-                    if value
-                    else []
-                )
-            elif value is not None:
-                lines += [f"{name} = {json.dumps(value, ensure_ascii=False)}"]
-        return "\n".join([*lines, *tables]) + "\n"
+        values = {name: value for name, value in self.record().items() if value not in (None, {})}
+        values |= {name: values.pop(name) for name in ["options"] if name in values}  # a table comes last
+        texts = declared(Configuration)
+        return "\n".join(f"# {texts[name].text}\n{tomli_w.dumps({name: value})}" for name, value in values.items())
 
     @classmethod
     def from_toml(cls, path: str | Path) -> dict[str, Any]:
@@ -279,120 +258,40 @@ class Configuration:
             content = tomllib.loads(check_file(path).read_text())
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
             raise ValueError(f"{path} is no TOML file that can be read: {one_line(error)}") from error
-        return cls.checked(content, str(path))
+        try:
+            return cls.checked(content)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
 
-    @classmethod
-    def checked(cls, settings: Mapping[str, Any], where: str) -> dict[str, Any]:
-        """The settings, or a ValueError for names that are unknown and values of the wrong type."""
-        known = [f.name for f in dataclasses.fields(cls)]
-        for name in settings:
-            if name not in known:
-                import difflib
-
-                close = difflib.get_close_matches(name, known, 1)
-                raise ValueError(
-                    f"{where} has an unknown setting {name!r}" + (f"; do you mean {close[0]}?" if close else "")
-                )
-        return {name: _absolute(name, _convert(name, value)) for name, value in settings.items()}
+    @staticmethod
+    def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings with absolute paths, or a ValueError for an unknown name or a wrong value."""
+        found = Configuration(**settings)
+        return {name: getattr(found, name) for name in settings}
 
 
-@dataclass(frozen=True)
+REQUIRED: Any = Field()
+
+
+@one_line_errors
+@dataclass(frozen=True, kw_only=True, config=STRICT)
 class Resolved(Configuration):
     """A configuration with all defaults filled in, as a run has it and saves it."""
 
-    blocks: int = 8
-    rate: float = 1e-3
-    minimum_rate: float = 1e-6
-    period: float = 5000.0
-    batch: int = 64
-    sampling: Literal["fresh", "fixed", "sobol"] = "fresh"
-    steps_per_epoch: int = 1
-    net_seed: int = 0
-    sample_seed: int = 0
-    evaluate_every: int = 300
-    checkpoint_every: int = 120
-    log_every: int = 6
+    blocks: int = REQUIRED
+    rate: float = REQUIRED
+    minimum_rate: float = REQUIRED
+    period: float = REQUIRED
+    batch: int = REQUIRED
+    sampling: str = REQUIRED
+    steps_per_epoch: int = REQUIRED
+    net_seed: int = REQUIRED
+    sample_seed: int = REQUIRED
+    evaluate_every: int = REQUIRED
+    checkpoint_every: int = REQUIRED
+    log_every: int = REQUIRED
 
     @property
     def total_steps(self) -> int:
+        """Steps of the whole run."""
         return self.epochs * self.steps_per_epoch
-
-
-_PATHS = ("problem", "frame", "start_from")
-
-
-def _absolute(name: str, value: Any) -> Any:
-    """Files with the folders they are in: a run may be resumed from another one."""
-    if name not in _PATHS or value is None:
-        return value
-    file, colon, attribute = value.rpartition(":") if ".py:" in value else (value, "", "")
-    if name == "problem" and not file.endswith(".py"):
-        return value  # built in
-    return str(Path(file).absolute()) + colon + attribute
-
-
-def _values(configuration: Configuration) -> dict[str, Any]:
-    return {f.name: getattr(configuration, f.name) for f in dataclasses.fields(configuration)}
-
-
-def _key(name: str) -> str:
-    plain = name.isascii() and name.replace("_", "").replace("-", "").isalnum()
-    return name if plain else json.dumps(name, ensure_ascii=False)
-
-
-@cache
-def setting_types() -> dict[str, tuple[type, tuple[str, ...], bool]]:
-    """Of every setting its type, the choices if it has any, and whether it may be None."""
-    found = {}
-    for name, hint in typing.get_type_hints(Configuration).items():
-        union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-        parts = typing.get_args(hint) if union else (hint,)
-        optional = type(None) in parts
-        (part,) = [p for p in parts if p is not type(None)]
-        choices: tuple[str, ...] = ()
-        if typing.get_origin(part) is Literal:
-            part, choices = str, typing.get_args(part)
-        found[name] = (dict if typing.get_origin(part) is not None else part, choices, optional)
-    return found
-
-
-@cache
-def setting_texts() -> dict[str, str]:
-    """Of every setting the text below it."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(Configuration))).body[0]
-    assert isinstance(body, ast.ClassDef)
-    found = {}
-    for statement, after in zip(body.body, body.body[1:], strict=False):
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            assert isinstance(after, ast.Expr)
-            assert isinstance(after.value, ast.Constant)
-            found[statement.target.id] = str(after.value.value)
-    return found
-
-
-_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", dict: "a table"}
-
-
-def _convert(name: str, value: Any) -> Any:
-    """The value in the type of the setting, or a ValueError."""
-    kind, choices, optional = setting_types()[name]
-    if value is None and optional:
-        return None
-    if choices:
-        if value not in choices:
-            raise ValueError(f"{name} is {value!r}; choose from {', '.join(choices)}")
-        return value
-    if kind is dict:
-        fits = isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
-        if fits:
-            try:
-                json.dumps(value, allow_nan=False)
-            except (TypeError, ValueError, RecursionError) as error:
-                raise ValueError(f"{name} must be numbers, texts and lists of them: {error}") from error
-    elif kind is float:
-        fits = isinstance(value, numbers.Real) and math.isfinite(value)
-    else:
-        fits = isinstance(value, numbers.Integral if kind is int else kind)
-    if not fits or (isinstance(value, bool) and kind is not bool):
-        raise ValueError(f"{name} is {value!r}; {_WORDS[kind]} is expected")
-    return kind(value)

@@ -13,7 +13,7 @@ from torch import Tensor
 from fem_frames.frame.arrays import FrameArrays
 from fem_frames.operators.frame import DTYPES
 from fem_frames.problem.definition import Problem, Uniform
-from nets import NETS, CoefficientNet, SeparateFrameNets, make_net
+from nets import NETS, CoefficientNet, make_net
 from training.losses import LOSSES
 from training.net_outputs import first_level, level_sizes, prolongations
 from training.tensor_files import are_weights
@@ -72,7 +72,7 @@ class NetDescription:
     def build(self, arrays: FrameArrays, device: torch.device, seed: int = 0) -> CoefficientNet:
         """The net with random weights."""
         dtype = DTYPES[self.precision]
-        prolonged = self.name == SeparateFrameNets.name
+        prolonged = NETS[self.name].prolonged
         net = make_net(
             self.name,
             self.parameters,

@@ -22,6 +22,7 @@ from fem_frames.frame.solutions import ReferenceSolutions
 from fem_frames.mesh.geometry import Floats
 from fem_frames.operators.linear import dot
 from fem_frames.problem.parameters import numbers
+from training.registry import LOSSES
 
 Map = Callable[[Tensor], Tensor]
 
@@ -44,7 +45,6 @@ class Batch:
 class Loss(ABC):
     """A loss over one formulation, in its precision and on its device."""
 
-    name: ClassVar[str]
     nodal: ClassVar[bool] = False
     """Whether nets give nodal values instead of frame coefficients."""
     supervised: ClassVar[bool] = False
@@ -94,8 +94,6 @@ class Loss(ABC):
 class StableLoss(Loss):
     """The functional from the states of cells, Dw: numerically stable in every precision."""
 
-    name = "stable"
-
     def __call__(self, w: Tensor, batch: Batch) -> Tensor:
         return self.formulation.loss(w, batch.y)
 
@@ -113,8 +111,6 @@ class StableLoss(Loss):
 class BpxLoss(Loss):
     """The same functional as a quadratic form in nodal values v = Hw: preconditioned, but not stable."""
 
-    name = "bpx"
-
     def __call__(self, w: Tensor, batch: Batch) -> Tensor:
         return self.formulation.nodal_loss(self.formulation.frame.H(w), batch.y)
 
@@ -125,7 +121,6 @@ class BpxLoss(Loss):
 class NodalLoss(Loss):
     """The quadratic form in nodal values that the net gives itself: neither preconditioned nor stable."""
 
-    name = "nodal"
     nodal = True
 
     def __call__(self, w: Tensor, batch: Batch) -> Tensor:
@@ -141,7 +136,6 @@ class SupervisedLoss(Loss):
     (E): ‖∇(u - u_ref)‖². (LS): the same with the flux at the cells' centres and its divergence.
     """
 
-    name = "supervised"
     supervised = True
 
     def __init__(self, formulation: Formulation, reference: ReferenceSolutions) -> None:
@@ -174,7 +168,6 @@ class SupervisedLoss(Loss):
 class SupervisedNodalLoss(SupervisedLoss):
     """‖v - v_ref‖² of nodal values v that the net gives itself, for comparison."""
 
-    name = "supervised-nodal"
     nodal = True
 
     def targets(self, exact: Formulation, reference: ReferenceSolutions) -> Tensor:
@@ -187,16 +180,9 @@ class SupervisedNodalLoss(SupervisedLoss):
         return lambda z: 2 * z
 
 
-LOSSES: dict[str, type[Loss]] = {
-    loss.name: loss for loss in (StableLoss, BpxLoss, NodalLoss, SupervisedLoss, SupervisedNodalLoss)
-}
-
-
 def make_loss(name: str, formulation: Formulation, reference: ReferenceSolutions | None = None) -> Loss:
     """The loss of this name; supervised ones take reference solutions for the training set."""
-    if name not in LOSSES:
-        raise ValueError(f"loss is {name!r}; choose from {', '.join(LOSSES)}")
-    kind = LOSSES[name]
+    kind = LOSSES.find(name)
     if not issubclass(kind, SupervisedLoss):
         return kind(formulation)
     if reference is None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from training.registry import LOSSES, OPTIMIZERS
+
 HALF = ("float16", "bfloat16")
 
 
@@ -15,18 +17,17 @@ def best(given: Mapping[str, Any] | None = None) -> dict[str, Any]:
     zero, Sobol points, and in half precision master weights and optimizer in float32. Settings that do not fit are
     omitted: the rates are for SOAP, only a frame has levels, and some losses and optimizers need a fixed set.
     """
-    from training.losses import LOSSES
-    from training.optimizers.steppers import LINE_SEARCH
-
     given = given or {}
-    optimizer, loss = given.get("optimizer", "soap"), LOSSES.get(given.get("loss", "stable"))
+    optimizer = given.get("optimizer", "soap")
+    loss, kind = LOSSES.get(given.get("loss", "stable")), OPTIMIZERS.get(optimizer)
     settings: dict[str, Any] = {"optimizer": "soap", "epochs": 16_000}
     if optimizer == "soap":
         rate = given.get("rate", 3e-3)
         settings |= {"rate": rate, "minimum_rate": min(3e-7, rate)}
-    if loss is not None and not loss.nodal:
+    if loss is None or not loss.nodal:  # a loss of one's own is one through the frame
         settings["level_decay"] = 1.5
-    if loss is not None and not loss.supervised and optimizer not in LINE_SEARCH and "training_samples" not in given:
+    needs_fixed = (loss is not None and loss.supervised) or (kind is not None and kind.line_search)
+    if not needs_fixed and "training_samples" not in given:
         settings["sampling"] = "sobol"
     if given.get("precision") in HALF:
         settings["mixed"] = True

@@ -9,8 +9,9 @@ from typing import Any
 
 from fem_frames.commands.shared import declare, options_of, show
 from fem_frames.problem.loading import is_file
-from training.configuration import Configuration, setting_texts, setting_types
+from training.configuration import Configuration
 from training.recipes import RECIPES
+from training.settings import declared
 
 PREFIX = "setting_"
 SHOWN = ("parameters", "steps", "seconds", "loss", "floor", "run")
@@ -36,8 +37,8 @@ def add(subparsers: Any) -> None:
 
 def _declare_settings(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("settings", "as in CONFIG.toml, where names have _ instead of -")
-    for name, (kind, choices, _) in setting_types().items():
-        option, text = f"--{name.replace('_', '-')}", setting_texts()[name].replace("%", "%%")
+    for name, kind, text, choices, _ in declared(Configuration).values():
+        option, text = f"--{name.replace('_', '-')}", text.replace("%", "%%")
         common: dict[str, Any] = {"default": argparse.SUPPRESS, "dest": PREFIX + name, "help": text}
         if kind is dict:
             group.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE", help=text)
@@ -64,7 +65,7 @@ def run(parsed: argparse.Namespace) -> None:
     given = {name.removeprefix(PREFIX): value for name, value in vars(parsed).items() if name.startswith(PREFIX)}
     if parsed.set:
         given["options"] = {**settings.get("options", {}), **options_of(parsed.set)}
-    settings |= Configuration.checked(given, "the command line")
+    settings |= Configuration.checked(given)
     if parsed.preset is not None and not parsed.resume:  # a run that is resumed has its settings
         settings = RECIPES[parsed.preset](settings)
     if parsed.resume:

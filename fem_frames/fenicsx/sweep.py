@@ -15,9 +15,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
+from filelock import FileLock
 
 from fem_frames.fenicsx import door, petsc
 from fem_frames.fenicsx.door import MPI
@@ -121,7 +122,7 @@ def run_sweep(
         raise
     finally:
         if held is not None:
-            held.close()
+            held.release()
 
 
 def _solve_missing(
@@ -204,7 +205,7 @@ def _solver(sweep: Sweep, comm: MPI.Comm) -> ReferenceSolver:
     )
 
 
-def _hold(out: Path, parts: Path, plan: dict[str, Any], force: bool) -> IO[bytes] | None:
+def _hold(out: Path, parts: Path, plan: dict[str, Any], force: bool) -> FileLock | None:
     """Prepares and locks the folder of shards; None if `out` is already complete."""
     if not force and _is_complete(out, plan) and not parts.exists():
         return None
@@ -218,13 +219,13 @@ def _hold(out: Path, parts: Path, plan: dict[str, Any], force: bool) -> IO[bytes
         if not complete:
             _check_parts(parts, plan, force)
     except BaseException:
-        held.close()
+        held.release()
         raise
     for rest in [*parts.glob(".*.part"), *out.resolve().parent.glob(f".{out.resolve().name}.*.part")]:
         rest.unlink()  # left by a killed write
     if complete:
         _remove(parts)
-        held.close()
+        held.release()
         return None
     return held
 

@@ -82,7 +82,7 @@ class Cell:
         if not (self.folder / store.LOCK).is_file():
             return False
         try:
-            lock(self.folder / store.LOCK, patience=-1.0).close()
+            lock(self.folder / store.LOCK, patience=0.0).release()
         except ValueError:
             return True
         except OSError:  # a folder of another user, in which no process of ours can work

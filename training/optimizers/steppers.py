@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +15,7 @@ from training.optimizers.lbfgs import LBFGS
 from training.optimizers.natural_gradient import NGD
 from training.optimizers.soap import SOAP
 from training.precision import Precision, Weights
-
-RATES = {"sgd": 1e-3, "adam": 1e-3, "lbfgs": 1.0, "ngd": 1.0, "soap": 3e-3}
-LINE_SEARCH = ("lbfgs", "ngd")
-"""They search along a line, have no schedule, and want batches that do not change inside a step."""
+from training.registry import OPTIMIZERS
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,31 +103,55 @@ class _First:
         return torch.where(torch.isnan(loss), torch.inf, loss)  # a search that meets NaN goes further, not back
 
 
+@dataclass(frozen=True)
+class OptimizerKind:
+    """An optimizer that a run may name."""
+
+    rate: float
+    """Its first learning rate, unless another is given."""
+    make: Callable[[Weights, Precision, float], torch.optim.Optimizer]
+    line_search: bool = False
+    """It searches along a line, has no schedule, and wants batches that do not change inside a step."""
+
+
+ADAM_KIND = OptimizerKind(
+    1e-3,
+    lambda weights, precision, rate: torch.optim.Adam(
+        [weights.vector], lr=rate, eps=precision.adam_epsilon, fused=_fused(weights.vector)
+    ),
+)
+SGD_KIND = OptimizerKind(1e-3, lambda weights, precision, rate: torch.optim.SGD([weights.vector], lr=rate))
+SOAP_KIND = OptimizerKind(
+    3e-3,
+    lambda weights, precision, rate: SOAP(weights.vector, weights.shapes, lr=rate, eps=precision.adam_epsilon),
+)
+LBFGS_KIND = OptimizerKind(
+    1.0,
+    lambda weights, precision, rate: LBFGS(
+        weights.vector,
+        lr=rate,
+        max_iter=20,
+        max_eval=25,
+        tolerance_grad=precision.tolerance,
+        tolerance_change=precision.tolerance,
+        history_size=100,
+    ),
+    line_search=True,
+)
+NGD_KIND = OptimizerKind(
+    1.0,
+    lambda weights, precision, rate: NGD(
+        [weights.vector], lr=rate, regularisation=precision.natural_gradient, tolerance=precision.natural_gradient
+    ),
+    line_search=True,
+)
+LINE_SEARCH = tuple(name for name, kind in OPTIMIZERS.items() if kind.line_search)
+
+
 def make_stepper(name: str, weights: Weights, precision: Precision, rate: float) -> Stepper:
     """The optimizer of this name."""
-    parameters = [weights.vector]
-    if name == "sgd":
-        return Stepper(torch.optim.SGD(parameters, lr=rate))
-    if name == "adam":
-        return Stepper(torch.optim.Adam(parameters, lr=rate, eps=precision.adam_epsilon, fused=_fused(parameters)))
-    if name == "soap":
-        return Stepper(SOAP(weights.vector, weights.shapes, lr=rate, eps=precision.adam_epsilon))
-    if name == "lbfgs":
-        return LineSearchStepper(
-            LBFGS(
-                weights.vector,
-                lr=rate,
-                max_iter=20,
-                max_eval=25,
-                tolerance_grad=precision.tolerance,
-                tolerance_change=precision.tolerance,
-                history_size=100,
-            )
-        )
-    if name == "ngd":
-        epsilon = precision.natural_gradient
-        return LineSearchStepper(NGD(parameters, lr=rate, regularisation=epsilon, tolerance=epsilon))
-    raise ValueError(f"optimizer is {name!r}; choose from {', '.join(RATES)}")
+    kind = OPTIMIZERS.find(name)
+    return (LineSearchStepper if kind.line_search else Stepper)(kind.make(weights, precision, rate))
 
 
 def _state_shapes(optimizer: torch.optim.Optimizer, vector: Tensor) -> dict[str, torch.Size]:
@@ -175,6 +197,6 @@ def cosine_rate(epoch: float, period: float, rate: float, minimum: float) -> flo
     return minimum + 0.5 * (rate - minimum) * (1 + math.cos(math.pi * epoch / period))
 
 
-def _fused(parameters: list[nn.Parameter]) -> bool:
+def _fused(vector: Tensor) -> bool:
     """One pass over parameters and state instead of ten, where torch has it."""
-    return parameters[0].device.type in ("cpu", "cuda") and parameters[0].dtype != torch.bfloat16
+    return vector.device.type in ("cpu", "cuda") and vector.dtype != torch.bfloat16

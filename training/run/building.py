@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from fem_frames.formulations.formulation import Formulation
+from fem_frames.formulations.registry import formulation_class
 from fem_frames.frame.arrays import FrameArrays
 from fem_frames.frame.level_matrices import state_size
 from fem_frames.frame.solutions import ReferenceSolutions
@@ -25,7 +26,7 @@ from fem_frames.operators.frame import DTYPES, check_device
 from fem_frames.operators.products import SparseProduct
 from fem_frames.problem.definition import Problem
 from fem_frames.problem.loading import make_problem, recorded_problem
-from nets import SeparateFrameNets
+from nets import NETS
 from training.configuration import Configuration, Resolved
 from training.description import describe_net
 from training.losses import LOSSES, Loss, make_loss
@@ -116,6 +117,7 @@ def make_frame(c: Configuration, problem: Problem, folder: Path, world: World) -
             from fem_frames.mesh.hierarchy import MeshHierarchy
 
             assert c.levels is not None
+            formulation_class(c.formulation or "energy")  # known only now that the problem's file was loaded
             hierarchy = MeshHierarchy.from_problem(problem, c.levels)
             arrays = export_frame(hierarchy, problem, c.formulation or "energy", c.first_level)
         if c.formulation not in (None, arrays.formulation):
@@ -194,7 +196,7 @@ def make_surrogate(
 
 def hint_of_start(c: Configuration, arrays: FrameArrays, problem: Problem) -> str | None:
     """What to try where prolonged nets see y through fewer numbers than it has."""
-    if c.net != SeparateFrameNets.name or LOSSES[c.loss].nodal:
+    if not NETS[c.net].prolonged or LOSSES[c.loss].nodal:
         return None
     p, first, sizes = problem.parameters.dimension, arrays.first_level, level_sizes(arrays, nodal=False)
     start = first if c.start_level is None else c.start_level

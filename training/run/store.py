@@ -121,7 +121,7 @@ class HeldRun:
             _clear(self._folder)
             (self._folder / LOCK).unlink(missing_ok=True)
             _remove_empty(self._made)
-        self._lock.close()
+        self._lock.release()
 
 
 def recover(folder: Path) -> None:
@@ -133,7 +133,7 @@ def recover(folder: Path) -> None:
         if (folder / ASIDE).is_dir():
             _put_back(folder)
     finally:
-        held.close()
+        held.release()
 
 
 def _put_back(folder: Path) -> None:
