@@ -21,9 +21,12 @@ from fem_frames.formulations.formulation import Formulation
 from fem_frames.frame.solutions import ReferenceSolutions
 from fem_frames.mesh.geometry import Floats
 from fem_frames.operators.linear import dot
+from fem_frames.problem.callbacks import calling
 from fem_frames.problem.parameters import numbers
+from nets.own import own_name
 
 Map = Callable[[Tensor], Tensor]
+OwnFunction = Callable[[Tensor, Tensor, Formulation], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,9 +190,42 @@ class SupervisedNodalLoss(SupervisedLoss):
         return lambda z: 2 * z
 
 
+class FunctionLoss(Loss):
+    """The loss of a user's function (w, y, formulation) ↦ (B,), differentiated by autograd."""
+
+    name = "own"
+
+    def __init__(self, formulation: Formulation, function: OwnFunction) -> None:
+        super().__init__(formulation)
+        self._function = function
+
+    def __call__(self, w: Tensor, batch: Batch) -> Tensor:
+        name = f"your loss {own_name(self._function)}"
+        with calling(name, self._function):
+            found = self._function(w, batch.y, self.formulation)
+        if not isinstance(found, Tensor) or found.shape != (len(w),):
+            came = f"the shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+            raise ValueError(f"{name} gives {came}; a tensor of shape ({len(w)},) is expected, one loss per sample")
+        if w.requires_grad and not found.requires_grad:
+            raise ValueError(f"{name} does not depend on the coefficients w through autograd, so it cannot be trained")
+        return found.to(self.formulation.wide)
+
+    def curvature(self, batch: Batch) -> Map:
+        raise ValueError(NO_CURVATURE)
+
+
+NO_CURVATURE = (
+    "the optimizer ngd needs the second derivative of the loss, which a function does not have: use adam, soap or lbfgs"
+)
+
 LOSSES: dict[str, type[Loss]] = {
     loss.name: loss for loss in (StableLoss, BpxLoss, NodalLoss, SupervisedLoss, SupervisedNodalLoss)
 }
+
+
+def loss_kind(name: str) -> type[Loss]:
+    """The class of the loss of this name; for "own", that of plain functions."""
+    return LOSSES.get(name, FunctionLoss)
 
 
 def make_loss(name: str, formulation: Formulation, reference: ReferenceSolutions | None = None) -> Loss:
