@@ -31,6 +31,7 @@ _NOT_NEGATIVE = (
     *("epochs", "blocks", "test_samples", "minimum_rate", "first_level", "start_level"),
     *("seed", "net_seed", "sample_seed", "test_seed"),
 )
+OWN, OWN_PARTS = "own", ("net", "loss", "optimizer")
 
 
 @dataclass(frozen=True)
@@ -129,12 +130,12 @@ class Configuration:
     def resolved(self) -> Resolved:
         """The same with all defaults filled in, or a ValueError that says what is wrong."""
         from nets import NETS
-        from training.losses import LOSSES
+        from training.losses import loss_kind
         from training.optimizers.steppers import LINE_SEARCH, RATES
 
         self._check()
         searches = self.optimizer in LINE_SEARCH
-        sampling = self.sampling or ("fixed" if searches or LOSSES[self.loss].supervised else "fresh")
+        sampling = self.sampling or ("fixed" if searches or loss_kind(self.loss).supervised else "fresh")
         count, steps = self.training_samples, self.steps_per_epoch
         if sampling == "fixed":
             count = count or (256 if searches else 1024)
@@ -146,7 +147,7 @@ class Configuration:
         else:
             batch, steps = self.batch or 64, steps or 1
         settings = self.dtype_settings
-        rate = RATES[self.optimizer] if self.rate is None else self.rate
+        rate = RATES.get(self.optimizer, 1e-3) if self.rate is None else self.rate
         minimum = min(settings.minimum_rate, rate) if self.minimum_rate is None else self.minimum_rate
         if minimum > rate:
             raise ValueError(
@@ -155,7 +156,7 @@ class Configuration:
         values = _values(self) | dict(
             **{name: _absolute(name, getattr(self, name)) for name in _PATHS},
             options=dict(self.options),
-            blocks=NETS[self.net].default_blocks if self.blocks is None else self.blocks,
+            blocks=getattr(NETS.get(self.net), "default_blocks", 0) if self.blocks is None else self.blocks,
             rate=rate,
             minimum_rate=minimum,
             period=max(5 * self.epochs / 6, 1.0) if self.period is None else self.period,
@@ -225,10 +226,10 @@ class Configuration:
         self._check_choices()
 
     def _check_choices(self) -> None:
-        from training.losses import LOSSES
+        from training.losses import loss_kind
         from training.optimizers.steppers import LINE_SEARCH
 
-        loss = LOSSES[self.loss]
+        loss = loss_kind(self.loss)
         if self.mixed and self.precision not in ("float16", "bfloat16"):
             raise ValueError(f"mixed goes with float16 or bfloat16, not with {self.precision}: change one of them")
         if loss.nodal and self.level_decay:
@@ -379,7 +380,7 @@ def _convert(name: str, value: Any) -> Any:
     if value is None and optional:
         return None
     if choices:
-        if value not in choices:
+        if value not in choices and (value != OWN or name not in OWN_PARTS):
             raise ValueError(f"{name} is {value!r}; choose from {', '.join(choices)}")
         return value
     if kind is dict:
