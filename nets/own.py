@@ -26,7 +26,7 @@ class OwnNet(FrameNet):
         return own_name(self.module)
 
     def coefficients(self, x: Tensor) -> Tensor:
-        found = called(f"your net {self.module_name}", type(self.module).forward, "", self.module, x.T)
+        found = called(f"your net {self.module_name}", None, "", self.module, x.T)
         shape = (x.shape[1], len(self.decay))
         if not isinstance(found, Tensor) or found.shape != shape:
             came = f"the shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"

@@ -171,9 +171,7 @@ def make_module(given: OwnModule, frame: Callable[[], Frame], seed: int) -> nn.M
         torch.manual_seed(seed)
         made = given(frame())
     if not isinstance(made, nn.Module):
-        raise OwnPartError(
-            f"your function that makes the net gives a {type(made).__name__}; a torch module is expected"
-        )
+        raise OwnPartError(f"your function that makes the net gives a {type(made).__name__}; a module is expected")
     return made
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fem_frames.messages import option
 from nets.own import own_name
 from training.objective import Objective
 from training.optimizers.lbfgs import LBFGS
@@ -134,6 +135,11 @@ class OwnStepper(Stepper):
         name = own_name(type(self.optimizer))
         if [p.data_ptr() for p in self._pieces] != self._memory:
             raise ValueError(f"your optimizer {name} replaces p.data: it must change parameters in place, p.add_(…)")
+        if not all(torch.isfinite(p).all() for p in self._pieces):
+            raise ValueError(
+                f"the first step of your optimizer {name} is not finite in {self._pieces[0].dtype}; in half precision "
+                f"give Adam and the like an eps of 1e-4, or keep weights in float32 ({option('mixed')})"
+            )
         if not is_plain(self.optimizer.state_dict()):
             raise ValueError(
                 f"your optimizer {name} cannot be saved: its state_dict() must hold tensors, numbers, texts, lists and "

@@ -67,7 +67,7 @@ def train(
     - `loss`: a function of w (B, Nhat), y (B, p) and the formulation that gives (B,) losses, which autograd can
       differentiate, or a subclass of `training.losses.Loss`.
     - `optimizer`: a function from parameters to a torch optimizer, `lambda p: torch.optim.AdamW(p, lr=1e-3)`. Its rate
-      is the first one of the schedule, unless settings have one.
+      is the first one of the schedule, unless settings have one; in float16 Adam needs an eps of 1e-4.
     """
     folder, parts = Path(out), OwnParts(net, loss, optimizer)
     if resume and force:
