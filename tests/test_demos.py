@@ -89,6 +89,13 @@ def test_demos_beyond_the_paper(tmp_path, name, arguments, told):
 
 
 @pytest.mark.serial
+def test_demo_own_net(tmp_path):
+    assert len((ROOT / "demos/demo_own_net.py").read_text().splitlines()) <= 30
+    assert "energy error at most" in run(sys.executable, "demos/demo_own_net.py", "--out", tmp_path)
+    assert (tmp_path / "own_net/surrogate.pt").exists()
+
+
+@pytest.mark.serial
 def test_the_examples_of_the_readme_run(tmp_path):
     blocks = (ROOT / "README.md").read_text().split("```python\n")[1:]
     program = "\n".join(block.split("```")[0] for block in blocks)

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from fem_frames.files import one_line
 from fem_frames.frame.arrays import FrameArrays
-from fem_frames.operators.frame import DTYPES
+from fem_frames.messages import either
+from fem_frames.operators.frame import DTYPES, Frame
 from fem_frames.problem.definition import Problem, Uniform
-from nets import NETS, CoefficientNet, make_net
-from training.losses import LOSSES
+from nets import NETS, make_net
+from nets.frame_net import FrameNet
+from nets.own import OwnNet
+from training.configuration import OWN
+from training.losses import loss_kind
 from training.net_outputs import first_level, level_sizes, prolongations
-from training.tensor_files import are_weights
+from training.own import OwnModule, OwnPartError, check_module, make_module
+from training.tensor_files import are_plain_tensors, are_weights
+
+Module = TypeVar("Module", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -33,6 +43,12 @@ class NetDescription:
     box: tuple[tuple[float, ...], tuple[float, ...]] | None
     level_decay: float
     start_level: int | None = None
+    module: str | None = None
+    """The name of the class, if the net is a module of the user's own."""
+
+    @property
+    def is_own(self) -> bool:
+        return self.name == OWN
 
     @classmethod
     def from_record(
@@ -50,12 +66,17 @@ class NetDescription:
             "blocks": int,
             "level_decay": float,
             "start_level": (int, type(None)),
+            "module": (str, type(None)),
         }
         for name, kind in kinds.items():
             if not isinstance(given.get(name), kind) or (kind is int and isinstance(given.get(name), bool)):
                 raise ValueError(f"{name} is {given.get(name)!r}")
-        if given["name"] not in NETS or given["precision"] not in DTYPES:
+        if given["name"] not in (*NETS, OWN) or given["precision"] not in DTYPES:
             raise ValueError(f"there is no net {given['name']!r} in {given['precision']!r}")
+        if given["name"] == OWN:
+            if not are_plain_tensors(weights.values()):
+                raise ValueError("its weights are no tensors of numbers")
+            return cls(**given)  # how many weights it has is known to its module alone
         if not all(map(are_weights, weights.values())):
             raise ValueError("its weights are no finite numbers")
         description, found = cls(**given), sum(value.numel() for value in weights.values())
@@ -69,9 +90,31 @@ class NetDescription:
         start = int(np.clip(start, 0, min(map(len, sizes.values())) - 1))  # what is no level is refused by `build`
         return NETS[self.name].count(self.parameters, sizes, self.rank, self.blocks, start)
 
-    def build(self, arrays: FrameArrays, device: torch.device, seed: int = 0) -> CoefficientNet:
-        """The net with random weights."""
+    def build(
+        self,
+        arrays: FrameArrays,
+        device: torch.device,
+        seed: int = 0,
+        own: OwnModule | None = None,
+        frame: Frame | None = None,
+    ) -> FrameNet:
+        """The net with random weights, or around a module of the user's own.
+
+        `frame` is for functions that make the module; where it is missing, it is made from the arrays.
+        """
         dtype = DTYPES[self.precision]
+        if self.is_own:
+            assert own is not None
+            module = make_module(own, lambda: frame or Frame.from_arrays(arrays, dtype, device), seed)
+            check_module(module)
+            return OwnNet(
+                module,
+                self.parameters,
+                level_sizes(arrays, self.nodal),
+                box=self.box,
+                level_decay=self.level_decay,
+                first_level=first_level(arrays, self.nodal),
+            ).to(device, dtype)
         prolonged = NETS[self.name].prolonged
         net = make_net(
             self.name,
@@ -88,16 +131,61 @@ class NetDescription:
         )
         return net.to(device, dtype)
 
+    def restored(
+        self,
+        weights: Mapping[str, Tensor],
+        arrays: FrameArrays,
+        device: torch.device,
+        own: OwnModule | None,
+        folder: Path,
+    ) -> FrameNet:
+        """The net with weights that were saved in a folder; a module of the user's own is copied, and not changed."""
+        if self.is_own and own is None:
+            again = f"Surrogate.load({str(folder)!r}, net=…)"
+            raise OwnPartError(
+                f"{folder} has a net of your own, {self.module}: "
+                + either(f"commands cannot have it, use it in Python, {again}", f"give it again, {again}")
+            )
+        if not self.is_own and own is not None:
+            raise OwnPartError(f"{folder} has the net {self.name}: leave out net=…")
+        try:
+            net = self.build(arrays, device, own=_copy(own) if isinstance(own, nn.Module) else own)
+            if isinstance(net, OwnNet) and net.module_name != self.module:
+                raise ValueError(f"it is a {net.module_name}, but they are those of a {self.module}")
+            net.load_state_dict(weights)
+        except (RuntimeError, ValueError) as error:
+            if self.is_own and not isinstance(error, OwnPartError):
+                raise OwnPartError(f"your net does not fit the weights in {folder}: {one_line(error)}") from error
+            raise
+        return net.eval()
 
-def describe_net(configuration: Any, problem: Problem) -> NetDescription:
-    """The net of a configuration."""
+    def copied(self, net: FrameNet, arrays: FrameArrays, device: torch.device) -> FrameNet:
+        """A copy of a net, in the precision described here."""
+        if self.is_own:
+            return _copy(net).to(device, DTYPES[self.precision])
+        made = self.build(arrays, device)
+        made.load_state_dict(net.state_dict())
+        return made
+
+
+def _copy(net: Module) -> Module:
+    try:
+        return copy.deepcopy(net)
+    except RuntimeError as error:
+        raise OwnPartError(
+            f"your net cannot be copied ({one_line(error)}): give a function that makes it, net=lambda frame: …"
+        ) from error
+
+
+def describe_net(configuration: Any, problem: Problem, nodal: bool | None = None) -> NetDescription:
+    """The net of a configuration; `nodal` is that of the loss, where it is the user's own."""
     parameters = problem.parameters
     bounded = isinstance(parameters, Uniform) and configuration.map_inputs
     return NetDescription(
         name=configuration.net,
         parameters=parameters.dimension,
         precision=configuration.precision,
-        nodal=LOSSES[configuration.loss].nodal,
+        nodal=loss_kind(configuration.loss).nodal if nodal is None else nodal,
         rank=configuration.rank,
         blocks=configuration.blocks,
         box=(parameters.lower, parameters.upper) if bounded else None,  # type: ignore[union-attr]

@@ -21,10 +21,14 @@ from fem_frames.formulations.formulation import Formulation
 from fem_frames.frame.solutions import ReferenceSolutions
 from fem_frames.mesh.geometry import Floats
 from fem_frames.operators.linear import dot
+from fem_frames.problem.callbacks import calling
 from fem_frames.problem.parameters import numbers
+from nets.own import own_name
 from training.registry import LOSSES
+from training.settings import OWN
 
 Map = Callable[[Tensor], Tensor]
+OwnFunction = Callable[[Tensor, Tensor, Formulation], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,6 +182,38 @@ class SupervisedNodalLoss(SupervisedLoss):
 
     def curvature(self, batch: Batch) -> Map:
         return lambda z: 2 * z
+
+
+class FunctionLoss(Loss):
+    """The loss of a user's function (w, y, formulation) ↦ (B,), differentiated by autograd."""
+
+    def __init__(self, formulation: Formulation, function: OwnFunction) -> None:
+        super().__init__(formulation)
+        self._function = function
+
+    def __call__(self, w: Tensor, batch: Batch) -> Tensor:
+        name = f"your loss {own_name(self._function)}"
+        with calling(name, self._function):
+            found = self._function(w, batch.y, self.formulation)
+        if not isinstance(found, Tensor) or found.shape != (len(w),):
+            came = f"the shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+            raise ValueError(f"{name} gives {came}; a tensor of shape ({len(w)},) is expected, one loss per sample")
+        if w.requires_grad and not found.requires_grad:
+            raise ValueError(f"{name} does not depend on the coefficients w through autograd, so it cannot be trained")
+        return found.to(self.formulation.wide)
+
+    def curvature(self, batch: Batch) -> Map:
+        raise ValueError(NO_CURVATURE)
+
+
+NO_CURVATURE = (
+    "the optimizer ngd needs the second derivative of the loss, which a function does not have: use adam, soap or lbfgs"
+)
+
+
+def loss_kind(name: str) -> type[Loss]:
+    """The class of the loss of this name; for "own", that of plain functions."""
+    return FunctionLoss if name == OWN else LOSSES.find(name)
 
 
 def make_loss(name: str, formulation: Formulation, reference: ReferenceSolutions | None = None) -> Loss:

@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call, jvp
 
 from fem_frames.operators.checking import unchecked
 from fem_frames.operators.products import accumulation_dtype
-from nets import CoefficientNet
+from nets.frame_net import FrameNet
 from training.losses import Batch, Loss
 from training.precision import Weights
 from training.run.distributed import GradientMessage, World
@@ -32,7 +33,7 @@ class Objective:
 
     def __init__(
         self,
-        net: CoefficientNet,
+        net: FrameNet,
         loss: Loss,
         weights: Weights,
         world: World | None = None,
@@ -41,7 +42,7 @@ class Objective:
         self.net, self.loss, self.weights, self.world = net, loss, weights, world or World()
         self.asked_to_stop = False
         """Whether this process was asked to stop; the others learn it with its next gradient."""
-        self._inner = dict(net.named_parameters())
+        self._inner = {name: p for name, p in net.named_parameters() if p.requires_grad}
         self._wide = accumulation_dtype(next(iter(self._inner.values())).dtype)
         self._half = self._wide != next(iter(self._inner.values())).dtype
         self._micro_batch = micro_batch
@@ -50,10 +51,27 @@ class Objective:
         self._count = 0
         self._message = GradientMessage(self.world)
         self._seen: tuple[Tensor, bool] | None = None
+        self._seed: tuple[int, ...] | None = None
 
-    def take(self, batch: Batch, count: int) -> None:
-        """This process's share of a batch of `count` samples."""
+    def take(self, batch: Batch, count: int, seed: tuple[int, ...] | None = None) -> None:
+        """This process's share of a batch of `count` samples.
+
+        With a `seed`, of net and loss that may draw random numbers, as dropout does: all evaluations of the batch draw
+        the same ones.
+        """
         self._batch, self._pieces, self._count = batch, batch.pieces(self._micro_batch), count
+        self._seed = seed
+
+    def _answers(self, piece: Batch) -> Tensor:
+        """(B, n) of the net for a piece of the batch."""
+        self._draw_as_before(piece)
+        found: Tensor = self.net(piece.y)
+        return found
+
+    def _draw_as_before(self, piece: Batch) -> None:
+        if self._seed is not None:
+            number = next(i for i, known in enumerate(self._pieces) if known is piece)
+            torch.manual_seed(int(np.random.SeedSequence((*self._seed, number)).generate_state(1)[0]))
 
     def __call__(self) -> Tensor:
         """The mean loss, a number in the wide precision; outside half precision nothing waits for the device.
@@ -95,7 +113,7 @@ class Objective:
         for p in self._inner.values():
             p.grad = None
         with unchecked() as tests:
-            w = self.net(piece.y)
+            w = self._answers(piece)
             losses, gradient = self.loss.with_gradient(w, piece)
             w.backward(gradient if before == 1 else gradient.mul_(before))
         return losses.sum(), tests
@@ -144,11 +162,12 @@ class Objective:
         """Tangents of the parameters to Σ Jᵀ M_y J times them (P,), summed over the samples of a piece."""
         inner = list(self._inner.values())
         with torch.enable_grad(), unchecked():
-            w = self.net(piece.y)
+            w = self._answers(piece)
             M = self.loss.curvature(piece)
 
         def product(tangents: dict[str, Tensor]) -> Tensor:
             primals = {name: p.detach() for name, p in self._inner.items()}
+            self._draw_as_before(piece)
             with unchecked():
                 change = jvp(lambda p: functional_call(self.net, p, (piece.y,)), (primals,), (tangents,))[1]
                 back = torch.autograd.grad(

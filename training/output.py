@@ -16,7 +16,7 @@ from fem_frames.fenicsx.absence import FEniCSxError
 from fem_frames.files import check_writable, quiet_libraries, staging, written_whole
 from fem_frames.frame.arrays import FrameArrays
 from fem_frames.mesh.geometry import Floats
-from nets import CoefficientNet
+from nets.frame_net import FrameNet
 
 FORMATS = (".xdmf", ".vtu", ".vtk")
 _CELLS = {1: "line", 2: "triangle", 3: "tetra"}
@@ -79,7 +79,7 @@ def _write_by_meshio(arrays: FrameArrays, fields: Mapping[str, Floats], path: Pa
     meshio.write(path, mesh, file_format=path.suffix[1:])
 
 
-def export_net(net: CoefficientNet, parameters: int, path: Path) -> None:
+def export_net(net: FrameNet, parameters: int, path: Path) -> None:
     """The net as a program of torch.export, or of ONNX, for any number of samples y in float32, or float64."""
     if path.suffix not in (".pt2", ".onnx"):
         raise ValueError(f"cannot write {path}: the name must end in .pt2 (torch.export) or .onnx")
@@ -87,6 +87,7 @@ def export_net(net: CoefficientNet, parameters: int, path: Path) -> None:
     dtype = torch.float64 if net.decay.dtype == torch.float64 else torch.float32
     example = (torch.zeros(3, parameters, dtype=dtype, device=net.decay.device),)
     shapes = ({0: torch.export.Dim("batch", min=1)},)
+    trained = net.training
     net.eval()
     try:
         if path.suffix == ".pt2":
@@ -107,6 +108,6 @@ def export_net(net: CoefficientNet, parameters: int, path: Path) -> None:
                 converted.save(place / path.name)
                 content = (place / path.name).read_bytes()
     finally:
-        net.train()
+        net.train(trained)
     with written_whole(path) as file:
         file.write(content)

@@ -49,7 +49,7 @@ class Weights:
     """Whether it adapts this factor itself."""
 
     def __init__(self, net: nn.Module) -> None:
-        self._net = list(net.parameters())
+        self._net = [p for p in net.parameters() if p.requires_grad]  # those that are frozen stay as they are
         self._own = torch.cat([p.detach().reshape(-1) for p in self._net])
         for p, piece in zip(self._net, self._split(self._own), strict=True):
             p.data = piece
@@ -65,6 +65,13 @@ class Weights:
     def shapes(self) -> list[torch.Size]:
         """The shapes of the parameters in the vector, in its order."""
         return [p.shape for p in self._net]
+
+    def pieces(self) -> list[nn.Parameter]:
+        """The vector in the shapes of the net's parameters, with gradients; all share its memory."""
+        made = [nn.Parameter(piece) for piece in self._split(self.vector.detach())]
+        for p, gradient in zip(made, self._gradients, strict=True):
+            p.grad = gradient
+        return made
 
     def push(self) -> None:
         """Copies the vector to the net before an evaluation."""

@@ -31,10 +31,11 @@ from fem_frames.problem.definition import Problem, Uniform, whole_number
 from fem_frames.problem.loading import recorded_problem
 from fem_frames.solvers.bounds import ErrorBound, certify, error_bound
 from fem_frames.solvers.conjugate_gradients import ConvergenceError, conjugate_gradients
-from nets import CoefficientNet
+from nets.frame_net import FrameNet
 from training.description import NetDescription
 from training.net_outputs import frame_coefficients
 from training.output import export_net, nodal_function, write_fields
+from training.own import OwnModule, OwnPartError
 from training.tensor_files import load_tensors, save_tensors
 
 KIND, VERSION = "surrogate", 1
@@ -63,7 +64,7 @@ class Surrogate:
 
     def __init__(
         self,
-        net: CoefficientNet,
+        net: FrameNet,
         description: NetDescription,
         arrays: FrameArrays,
         problem: Problem | None,
@@ -153,8 +154,7 @@ class Surrogate:
         """
         dtype = check_dtype(self.description.precision if precision is None else precision)
         description = replace(self.description, precision=str(dtype).removeprefix("torch."))
-        net = description.build(self.arrays, self.device if device is None else check_device(device), 0)
-        net.load_state_dict(self.net.state_dict())
+        net = description.copied(self.net, self.arrays, self.device if device is None else check_device(device))
         return Surrogate(net, description, self.arrays, self._problem, self.record)
 
     # ---- what it consists of
@@ -241,8 +241,18 @@ class Surrogate:
         save_tensors(folder / NET, KIND, VERSION, content)
 
     @classmethod
-    def load(cls, folder: str | Path, problem: Problem | None = None, device: torch.device | str = "cpu") -> Surrogate:
-        """Reads what `save` wrote; `problem` is needed for losses and bounds if it was defined in Python."""
+    def load(
+        cls,
+        folder: str | Path,
+        problem: Problem | None = None,
+        device: torch.device | str = "cpu",
+        net: OwnModule | None = None,
+    ) -> Surrogate:
+        """Reads what `save` wrote; `problem` is needed for losses and bounds if it was defined in Python.
+
+        `net` is needed if it was one of your own: the module, or the function that makes it, as given to `train`. The
+        module itself stays as it is, a copy takes the weights.
+        """
         folder = Path(folder)
         is_there(folder)
         if not (folder / NET).is_file():
@@ -263,9 +273,10 @@ class Surrogate:
         arrays = FrameArrays.load(folder / FRAME)
         try:
             description = NetDescription.from_record(content["net"], content["weights"], arrays)
-            net = description.build(arrays, device)
-            net.load_state_dict(content["weights"])
+            made = description.restored(content["weights"], arrays, device, net, folder)
             _check_saved(content)
+        except OwnPartError:
+            raise
         except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
             why = str(error).split("\n")[0]
             raise ValueError(
@@ -280,7 +291,7 @@ class Surrogate:
         else:
             with contextlib.suppress(ValueError):  # solutions can be had without
                 problem = recorded_problem(arrays.record)
-        return cls(net, description, arrays, problem, content.get("record"))
+        return cls(made, description, arrays, problem, content.get("record"))
 
     def to_function(self, y: npt.ArrayLike | Tensor, field: str = "u", comm: Any = None) -> Any:
         """A DOLFINx function on the finest mesh, for one y; on all ranks of comm, by default this process alone."""

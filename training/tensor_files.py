@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,3 +45,17 @@ def are_weights(value: Any) -> bool:
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided or not value.is_floating_point():
         return False
     return bool(torch.isfinite(value).all())
+
+
+def are_plain_tensors(values: Iterable[Any]) -> bool:
+    """Whether all are ordinary tensors: modules of users may keep counts, masks and infinities beside their weights."""
+    return all(isinstance(value, torch.Tensor) and value.layout == torch.strided for value in values)
+
+
+def is_plain(value: Any) -> bool:
+    """Whether it is tensors, numbers and texts in lists and dictionaries, as `load_tensors` reads them again."""
+    if isinstance(value, dict):
+        return all(map(is_plain, value.keys())) and all(map(is_plain, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(is_plain, value))
+    return isinstance(value, torch.Tensor) or type(value) in (int, float, bool, complex, str, type(None))

@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 from fem_frames.files import one_line
 
 T = TypeVar("T")
-_OURS = (Path(__file__).parents[1], Path(sysconfig.get_path("stdlib")))
+_PACKAGES = Path(__file__).parents[2]
+_OURS = (*(_PACKAGES / name for name in ("fem_frames", "nets", "training")), Path(sysconfig.get_path("stdlib")))
 
 
 def called(what: str, function: Any, advice: str, make: Callable[..., T], *arguments: Any) -> T:

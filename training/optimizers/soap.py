@@ -133,7 +133,7 @@ def _arrange(shapes: Sequence[Sequence[int]]) -> tuple[Tensor, tuple[_Stack, ...
     for shape in shapes:
         places = torch.arange(begin, begin + math.prod(shape)).view(tuple(shape))
         begin += places.numel()
-        if places.ndim == 1 or min(shape[-2:]) == 1:
+        if places.ndim < 2 or min(shape[-2:]) <= 1:
             plain.append(places.reshape(-1))
             continue
         lying = places if shape[-2] < shape[-1] else places.mT

@@ -10,12 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fem_frames.messages import option
+from nets.own import own_name
 from training.objective import Objective
 from training.optimizers.lbfgs import LBFGS
 from training.optimizers.natural_gradient import NGD
 from training.optimizers.soap import SOAP
+from training.own import OptimizerFactory, make_optimizer
 from training.precision import Precision, Weights
 from training.registry import OPTIMIZERS
+from training.tensor_files import is_plain
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +51,10 @@ class Stepper:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
 
+    def load(self, saved: dict[str, Any]) -> None:
+        """The state of the optimizer as saved before."""
+        load_optimizer(self.optimizer, saved)
+
 
 class LineSearchStepper(Stepper):
     """Takes steps by an optimizer that evaluates the objective itself, several times a step.
@@ -72,6 +80,79 @@ class LineSearchStepper(Stepper):
             return StepResult(first.loss, reason=reason, moved=False)
         assert isinstance(self.optimizer, LBFGS | NGD)
         return StepResult(loss, reason=self.optimizer.reason, moved=moved)
+
+
+class OwnStepper(Stepper):
+    """Takes steps by an optimizer of the user's own, which sees the parameters in the shapes that they have in the net.
+
+    The schedule sets the rate of its first group of parameters, and those of others in proportion.
+    """
+
+    def __init__(self, factory: OptimizerFactory, weights: Weights) -> None:
+        self._pieces = weights.pieces()
+        self._gradients = [p.grad for p in self._pieces]
+        self._memory = [p.data_ptr() for p in self._pieces]
+        super().__init__(make_optimizer(factory, self._pieces))
+        self._looked = False
+        rates = [float(group.get("lr", 1.0)) for group in self.optimizer.param_groups]
+        self._factors = [rate / rates[0] if rates[0] else 1.0 for rate in rates]
+
+    def __call__(self, objective: Objective) -> StepResult:
+        for p, gradient in zip(self._pieces, self._gradients, strict=True):
+            p.grad = gradient  # it may have been dropped by the step before
+        outcome = super().__call__(objective)
+        if not self._looked and outcome.finite:
+            self._looked = True
+            self._check()
+        return outcome
+
+    def set_rate(self, rate: float) -> None:
+        for group, factor in zip(self.optimizer.param_groups, self._factors, strict=True):
+            if isinstance(group.get("lr"), Tensor):
+                group["lr"].fill_(rate * factor)
+            elif "lr" in group:
+                group["lr"] = rate * factor
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """The state as saved before, in its precision; a ValueError for settings that are not its own."""
+        own = [{k: v for k, v in g.items() if k not in _NOT_COMPARED} for g in self.optimizer.param_groups]
+        self.optimizer.load_state_dict(saved)
+        for group, settings in zip(self.optimizer.param_groups, own, strict=True):
+            for name, value in settings.items():
+                if not _equal(group.get(name), value):
+                    raise ValueError(f"{name} of the optimizer was {group.get(name)!r}, and is {value!r}")
+        numbers = [number for group in saved["param_groups"] for number in group["params"]]
+        given = [p for group in self.optimizer.param_groups for p in group["params"]]
+        for number, p in zip(numbers, given, strict=True):
+            state = self.optimizer.state.get(p, {})
+            for name, value in saved["state"].get(number, {}).items():
+                if isinstance(state.get(name), Tensor) and state[name].dtype != value.dtype:
+                    state[name] = value.to(state[name].device)  # torch rounds it to the precision of the parameters
+
+    def _check(self) -> None:
+        name = own_name(type(self.optimizer))
+        if [p.data_ptr() for p in self._pieces] != self._memory:
+            raise ValueError(f"your optimizer {name} replaces p.data: it must change parameters in place, p.add_(…)")
+        if not all(torch.isfinite(p).all() for p in self._pieces):
+            raise ValueError(
+                f"the first step of your optimizer {name} is not finite in {self._pieces[0].dtype}; in half precision "
+                f"give Adam and the like an eps of 1e-4, or keep weights in float32 ({option('mixed')})"
+            )
+        if not is_plain(self.optimizer.state_dict()):
+            raise ValueError(
+                f"your optimizer {name} cannot be saved: its state_dict() must hold tensors, numbers, texts, lists and "
+                "dictionaries alone"
+            )
+
+
+_NOT_COMPARED = ("params", "lr", "initial_lr", "fused", "foreach", "capturable")
+"""The rate is set by the schedule; how steps are computed depends on the device, which may be another."""
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        return isinstance(a, Tensor) and isinstance(b, Tensor) and torch.equal(a.cpu(), b.cpu())
+    return bool(a == b)
 
 
 def _seen(loss: Tensor, parameters: list[nn.Parameter], before: list[Tensor]) -> tuple[bool, bool]:
@@ -148,8 +229,12 @@ NGD_KIND = OptimizerKind(
 LINE_SEARCH = tuple(name for name, kind in OPTIMIZERS.items() if kind.line_search)
 
 
-def make_stepper(name: str, weights: Weights, precision: Precision, rate: float) -> Stepper:
-    """The optimizer of this name."""
+def make_stepper(
+    name: str, weights: Weights, precision: Precision, rate: float, own: OptimizerFactory | None = None
+) -> Stepper:
+    """The optimizer of this name, or the user's own."""
+    if own is not None:
+        return OwnStepper(own, weights)
     kind = OPTIMIZERS.find(name)
     return (LineSearchStepper if kind.line_search else Stepper)(kind.make(weights, precision, rate))
 

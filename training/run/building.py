@@ -24,14 +24,17 @@ from fem_frames.mesh.geometry import Floats
 from fem_frames.messages import option
 from fem_frames.operators.frame import DTYPES, check_device
 from fem_frames.operators.products import SparseProduct
+from fem_frames.problem.callbacks import calling
 from fem_frames.problem.definition import Problem
 from fem_frames.problem.loading import make_problem, recorded_problem
 from nets import NETS
-from training.configuration import Configuration, Resolved
+from nets.own import OwnNet
+from training.configuration import OWN, Configuration, Resolved
 from training.description import describe_net
-from training.losses import LOSSES, Loss, make_loss
+from training.losses import Loss, loss_kind, make_loss
 from training.metrics import check_reference, reference_solutions
 from training.net_outputs import level_sizes
+from training.own import OwnParts
 from training.run import store
 from training.run.distributed import World
 from training.samples import FixedSamples, FreshSamples, Samples, SobolSamples
@@ -129,11 +132,13 @@ def make_frame(c: Configuration, problem: Problem, folder: Path, world: World) -
 
 def check_sizes(c: Resolved, arrays: FrameArrays, problem: Problem) -> None:
     """A ValueError if net, batch or test set need more memory than there is, told before they are made."""
-    net = describe_net(c, problem)
-    size, count = DTYPES[c.precision].itemsize, net.count(arrays)
-    modules = c.blocks * sum(len(own) for own in level_sizes(arrays, net.nodal).values())
-    # Parameters, gradient, and what the optimizer keeps of both; Python's objects for every block.
-    check_memory(f"a net of {count:.3g} parameters", 4.0 * count * size + 1e4 * modules, "use fewer blocks or levels")
+    size = DTYPES[c.precision].itemsize
+    if c.net != OWN:
+        net = describe_net(c, problem)
+        count, modules = net.count(arrays), c.blocks * sum(map(len, level_sizes(arrays, net.nodal).values()))
+        # Parameters, gradient, and what the optimizer keeps of both; Python's objects for every block.
+        needed = 4.0 * count * size + 1e4 * modules
+        check_memory(f"a net of {count:.3g} parameters", needed, "use fewer blocks or levels")
     states = len(arrays.volumes) * state_size(arrays)
     activations = (2 * c.blocks + 2) * arrays.frame_size + 3 * states
     check_memory(f"a batch of {c.batch} samples", float(c.batch) * activations * size, "use a smaller batch")
@@ -164,27 +169,44 @@ def make_samples(c: Resolved, problem: Problem, world: World) -> Samples:
 
 
 def make_run_loss(
-    c: Configuration, formulation: Formulation, samples: Samples, folder: Path, world: World, say: Say
+    c: Configuration,
+    parts: OwnParts,
+    formulation: Formulation,
+    samples: Samples,
+    folder: Path,
+    world: World,
+    say: Say,
 ) -> Loss:
     """The loss; for a supervised one the training set is solved first."""
-    if not LOSSES[c.loss].supervised:
-        return make_loss(c.loss, formulation)
-    assert isinstance(samples, FixedSamples)
-    path = folder / store.TRAINING
-    if world.leads:
-        solved(path, samples.y, "training set", formulation.to(torch.float64, "cpu"), say)
-    world.wait()
-    return make_loss(c.loss, formulation, ReferenceSolutions.load(path))
+    reference = None
+    if (parts.loss_kind or loss_kind(c.loss)).supervised:
+        assert isinstance(samples, FixedSamples)
+        path = folder / store.TRAINING
+        if world.leads:
+            solved(path, samples.y, "training set", formulation.to(torch.float64, "cpu"), say)
+        world.wait()
+        reference = ReferenceSolutions.load(path)
+    if parts.loss is not None:
+        return parts.make_loss(formulation, reference)
+    return make_loss(c.loss, formulation, reference)
 
 
 def make_surrogate(
-    c: Resolved, arrays: FrameArrays, problem: Problem, device: torch.device, resumed: bool
+    c: Resolved, parts: OwnParts, loss: Loss, problem: Problem, world: World, resumed: bool
 ) -> Surrogate:
-    """The surrogate before training: random weights, or those of the run to start from."""
-    description = describe_net(c, problem)
-    net = description.build(arrays, device, c.net_seed)
+    """The surrogate before training, whose net gives what the loss takes.
+
+    Its weights are random, those that the user's module has, or those of the run to start from.
+    """
+    frame = loss.formulation.frame
+    arrays, description = frame.arrays, describe_net(c, problem, loss.nodal)
+    net = description.build(arrays, frame.device, c.net_seed, parts.net, frame)
+    if isinstance(net, OwnNet):
+        _try(net, loss, c, problem)
+        world.take_first(net)
+        description = replace(description, module=net.module_name)
     if c.start_from is not None and not resumed:
-        other = Surrogate.load(c.start_from, problem)
+        other = Surrogate.load(c.start_from, problem, net=parts.net)
         theirs, ours = ({**asdict(d), "precision": None} for d in (other.description, description))
         theirs["level_sizes"], ours["level_sizes"] = other.net.level_sizes, net.level_sizes
         differ = [f"{name} {value} instead of {ours[name]}" for name, value in theirs.items() if value != ours[name]]
@@ -194,9 +216,30 @@ def make_surrogate(
     return Surrogate(net, description, arrays, problem, {"configuration": c.record()})
 
 
-def hint_of_start(c: Configuration, arrays: FrameArrays, problem: Problem) -> str | None:
+def _try(net: OwnNet, loss: Loss, c: Configuration, problem: Problem) -> None:
+    """A ValueError if a net of the user's own does not give what is expected, found with two samples.
+
+    It is evaluated as in queries, so that what it counts or averages in training begins with the first step.
+    """
+    y = torch.as_tensor(problem.parameters.sample(2, c.test_seed)).to(loss.formulation.wide)
+    y = y.to(loss.formulation.frame.device)
+    net.eval()
+    with torch.enable_grad():
+        w = net(y)
+    if not w.requires_grad:
+        raise ValueError(f"the answer of your net {net.module_name} does not depend on its parameters through autograd")
+    if c.optimizer == "ngd":
+        parameters = {name: p.detach() for name, p in net.named_parameters() if p.requires_grad}
+        with calling(
+            f"the derivative of your net {net.module_name}", None, "it is needed by ngd: use adam, soap or lbfgs"
+        ):
+            torch.func.jvp(lambda p: torch.func.functional_call(net, p, (y,)), (parameters,), (parameters,))
+    net.train()
+
+
+def hint_of_start(c: Configuration, arrays: FrameArrays, problem: Problem, nodal: bool) -> str | None:
     """What to try where prolonged nets see y through fewer numbers than it has."""
-    if not NETS[c.net].prolonged or LOSSES[c.loss].nodal:
+    if c.net == OWN or not NETS[c.net].prolonged or nodal:
         return None
     p, first, sizes = problem.parameters.dimension, arrays.first_level, level_sizes(arrays, nodal=False)
     start = first if c.start_level is None else c.start_level

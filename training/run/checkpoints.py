@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import torch
 
 from fem_frames.files import written_whole
 from fem_frames.messages import option
-from training.tensor_files import are_weights, load_tensors, save_tensors
+from training.configuration import OWN
+from training.tensor_files import are_plain_tensors, are_weights, load_tensors, save_tensors
 
 KIND, VERSION = "training checkpoint", 1
 KEPT = 2
@@ -52,12 +54,19 @@ def check_content(content: Mapping[str, Any], last_step: int) -> None:
         raise ValueError(f"the checkpoint is of step {content['step']}, but the run has {last_step}")
     if not all(isinstance(value, float) for value in content["fingerprint"]):
         raise ValueError("the fingerprint of the checkpoint has no numbers")
-    if not all(map(are_weights, content["net"].values())):
+    own = content["configuration"].get("net") == OWN
+    if not (are_plain_tensors if own else _are_weights)(content["net"].values()):
         raise ValueError("weights of the checkpoint are no finite numbers")
+    if not isinstance(content.get("own", {}), dict):
+        raise ValueError("the names of your own parts in the checkpoint are none")
     try:
         json.dumps(content["configuration"])
     except (TypeError, ValueError) as error:
         raise ValueError(f"the configuration of the checkpoint is none: {error}") from error
+
+
+def _are_weights(values: Iterable[Any]) -> bool:
+    return all(map(are_weights, values))
 
 
 class Checkpoints:
@@ -86,6 +95,14 @@ class Checkpoints:
             link_whole(self.path(step), self.best)
         for old in self.steps()[:-KEPT]:
             self.path(old).unlink(missing_ok=True)
+
+    def own_names(self) -> dict[str, str]:
+        """The names of the user's own parts that the newest checkpoint was made with, as far as it can be read."""
+        for step in reversed(self.steps()):
+            with contextlib.suppress(ValueError):
+                names = load_tensors(self.path(step), KIND, VERSION).get("own")
+                return {str(k): str(v) for k, v in names.items()} if isinstance(names, dict) else {}
+        return {}
 
     def refuse_after(self, step: int) -> None:
         """Renames those of later steps, which could not be used, so that they do not count as kept."""

@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch import distributed as dist
 
 _store: Any = None  # a store shared by all processes of torchrun until they end
@@ -92,6 +92,14 @@ class World:
             with _others_needed():
                 dist.all_reduce(values)
         return values
+
+    def take_first(self, net: nn.Module) -> None:
+        """Gives the net on every process the numbers that it has on the first one."""
+        for value in (*net.parameters(), *net.buffers()) if self.size > 1 else ():
+            whole = value.detach().contiguous()
+            with _others_needed():
+                dist.broadcast(whole.reshape(-1).view(torch.uint8), 0)  # of any type of numbers
+            value.data.copy_(whole)
 
     def wait(self) -> None:
         if self.size > 1:

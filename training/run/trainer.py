@@ -26,21 +26,20 @@ from fem_frames.problem.definition import Problem
 from fem_frames.problem.evaluation import NotFiniteError
 from fem_frames.problem.loading import is_file
 from training.configuration import Configuration, Resolved
+from training.losses import Loss, OwnFunction
 from training.metrics import Metrics, evaluate
 from training.objective import Objective
-from training.optimizers.steppers import LINE_SEARCH, cosine_rate, load_optimizer, make_stepper
+from training.optimizers.steppers import LINE_SEARCH, cosine_rate, make_stepper
+from training.own import OptimizerFactory, OwnModule, OwnParts, check_names
 from training.precision import MasterWeights, Weights
 from training.run import building, store
 from training.run.checkpoints import Checkpoints, check_content
 from training.run.devices import full_products
 from training.run.distributed import ProcessLostError, World
+from training.run.failure import TrainingError, diverged
 from training.run.log import Display, RunLog, display
 from training.run.signals import StopSignals
 from training.surrogate import fingerprint
-
-
-class TrainingError(RuntimeError):
-    """Training cannot go on; what was saved is kept."""
 
 
 def train(
@@ -51,13 +50,26 @@ def train(
     resume: bool = False,
     force: bool = False,
     quiet: bool = False,
+    net: OwnModule | None = None,
+    loss: OwnFunction | type[Loss] | None = None,
+    optimizer: OptimizerFactory | None = None,
 ) -> dict[str, Any]:
     """Trains, or with `resume` goes on with, the run in the folder `out`; returns what result.json holds.
 
     `problem` stands for the one that the configuration names, if that was made in Python. With `resume` the
     configuration may be None. Under torchrun all processes call this alike.
+
+    Parts of your own take the place of those that settings name; they are given again to resume the run:
+
+    - `net`: a torch module from y (B, p) to frame coefficients (B, Nhat), trained in place from the weights that it
+      has; or a function that makes it for the `fem_frames.Frame`, `lambda frame: MyNet(frame.frame_size)`. It sees y
+      mapped to [-1, 1] unless map_inputs is off, and is in the precision of the run.
+    - `loss`: a function of w (B, Nhat), y (B, p) and the formulation that gives (B,) losses, which autograd can
+      differentiate, or a subclass of `training.losses.Loss`.
+    - `optimizer`: a function from parameters to a torch optimizer, `lambda p: torch.optim.AdamW(p, lr=1e-3)`. Its rate
+      is the first one of the schedule, unless settings have one; in float16 Adam needs an eps of 1e-4.
     """
-    folder = Path(out)
+    folder, parts = Path(out), OwnParts(net, loss, optimizer)
     if resume and force:
         raise ValueError("resume=True goes on with a run, force=True replaces it: give one of them")
     if problem is not None and not isinstance(problem, Problem):
@@ -67,7 +79,7 @@ def train(
         complete = store.read_record(folder / store.RESULT)
         named = is_file(saved.problem) and problem is None
         if configuration is not None:
-            given = configuration.resolved()
+            given = parts.in_settings(configuration).resolved()
             store.check_same(saved.record(), given.record(), str(folder))
             saved = replace(saved, **{name: getattr(given, name) for name in (*store.FREE, *(["problem"] * named))})
         elif named and complete is None:
@@ -82,14 +94,15 @@ def train(
         raise ValueError("a Configuration is needed, unless a run is resumed: Configuration(problem=…, levels=…)")
     if problem is not None and not configuration.problem:
         configuration = replace(configuration, problem=problem.name)
-    resolved = configuration.resolved()
+    resolved = (configuration if resume else parts.in_settings(configuration)).resolved()
+    parts.check_given(resolved, folder, Checkpoints(folder / store.CHECKPOINTS).own_names if resume else None)
     device = building.choose_device(configuration.device)
     world = World.join(device)
     held = store.open_run(folder, resolved, resume, force) if world.leads else None
     try:
         try:
             with StopSignals(_end_set_up):  # SIGTERM too: what was made is removed
-                training = Training(resolved, folder, device, world, problem, quiet or not world.leads)
+                training = Training(resolved, folder, device, world, problem, parts, quiet or not world.leads)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"interrupted before the first step; {folder} is as it was before") from None
         if held is not None:
@@ -116,6 +129,7 @@ class Training:
         device: torch.device,
         world: World,
         problem: Problem | None,
+        parts: OwnParts,
         quiet: bool,
     ) -> None:
         c = self.configuration = configuration
@@ -126,17 +140,18 @@ class Training:
         arrays = building.make_frame(c, problem, folder, world)
         building.check_sizes(c, arrays, problem)
         formulation = make_formulation(Frame.from_arrays(arrays, c.precision, device), problem)
-        self.loss = building.make_run_loss(c, formulation, self.samples, folder, world, self._say)
+        self.loss = building.make_run_loss(c, parts, formulation, self.samples, folder, world, self._say)
         self.checkpoints = Checkpoints(folder / store.CHECKPOINTS)
         resumed = bool(self.checkpoints.steps())
-        self.surrogate = building.make_surrogate(c, arrays, problem, device, resumed)
+        self.surrogate = building.make_surrogate(c, parts, self.loss, problem, world, resumed)
         self.net = self.surrogate.net
-        hint = None if resumed else building.hint_of_start(c, arrays, problem)
+        hint = None if resumed else building.hint_of_start(c, arrays, problem, self.loss.nodal)
         if hint is not None:
             self._say(hint)
         self.weights = (MasterWeights if c.mixed else Weights)(self.net)
         self.objective = Objective(self.net, self.loss, self.weights, world, c.micro_batch)
-        self.stepper = make_stepper(c.optimizer, self.weights, c.dtype_settings, c.rate)
+        self.stepper = make_stepper(c.optimizer, self.weights, c.dtype_settings, c.rate, parts.optimizer)
+        self._own = parts.names(self.surrogate.description.module, self.stepper.optimizer)
         self.step, self.seconds, self.skipped = 0, 0.0, 0
         self.best = float("inf")
         self.metrics: Metrics | None = None
@@ -159,6 +174,8 @@ class Training:
         with display(self.step, total, not self._quiet) as screen, self._signals():
             self._say = screen.say
             try:
+                if self._own and self.step == 0:
+                    self._save_checkpoint(False)  # the first weights of a user's module cannot be drawn again
                 if self.step == 0 and total:
                     self._evaluate(log)
                 while self.step < total and self.stopped is None and not self._told_to_stop():
@@ -166,7 +183,7 @@ class Training:
                     y, rows = self.samples.batch(self.step)
                     mine = self.world.share(len(y))
                     batch = self.loss.batch(y[mine], None if rows is None else rows[mine])
-                    self.objective.take(batch, len(y))
+                    self.objective.take(batch, len(y), self._seed())
                     outcome = self.stepper(self.objective)
                     if outcome.finite:
                         self.weights.succeeded()
@@ -209,8 +226,12 @@ class Training:
     def _how_to_go_on(self) -> str:
         out, name = str(self.folder), self.configuration.problem
         own = (f" --problem {name}", ", problem=…") if is_file(name) else ("", "")
-        command, python = f"fem-frames train --out {out} --resume{own[0]}", f"train(None, {out!r}, resume=True{own[1]})"
-        return f"{either(command, python)} goes on"
+        python = f"train(None, {out!r}, resume=True{own[1]}{''.join(f', {part}=…' for part in self._own)})"
+        return f"{either(f'fem-frames train --out {out} --resume{own[0]}', python)} goes on"
+
+    def _seed(self) -> tuple[int, ...] | None:
+        """Of what net and loss draw in this step, in this process: a run that is resumed draws the same."""
+        return (self.configuration.sample_seed, self.step, self.world.rank) if self._own else None
 
     def _set_rate(self) -> float:
         c = self.configuration
@@ -231,30 +252,21 @@ class Training:
             raise self._diverged(loss)
 
     def _diverged(self, loss: float, *, tested: bool = False) -> TrainingError:
-        c = self.configuration
-        half = c.precision in ("float16", "bfloat16")
-        advice = ["the stable loss"] if c.loss in ("bpx", "nodal") else []
-        advice += [f"mixed precision ({option('mixed')})"] if half and not c.mixed else []
-        advice += [f"a smaller rate than {c.rate:g}"]
-        advice += [] if c.precision == "float64" else ["float32" if half else "float64"]
-        kept = f"; checkpoints are kept in {self.folder}" if self.checkpoints.steps() else ""
-        step = self.step if tested else self.step + 1
-        what = "the test loss" if tested else "loss or gradient"
-        taken = "" if tested else ": no step was taken"
-        return TrainingError(
-            f"{what} is not finite at step {step} in {c.precision} (loss {loss:.3g}){taken}; "
-            f"try {' or '.join(part for part in (', '.join(advice[:-1]), advice[-1]) if part)}{kept}"
-        )
+        kept = self.folder if self.checkpoints.steps() else None
+        return diverged(self.configuration, self.step if tested else self.step + 1, loss, kept, tested=tested)
 
     def _evaluate(self, log: RunLog | None) -> bool:
         """Tests the net on rank 0; whether it is the best so far."""
         if self.test is None:
             return False
         self.weights.push()
+        self.net.eval()
         try:
             self.metrics = m = evaluate(self.surrogate, self.test)
         except NotFiniteError:
             raise self._diverged(float("nan"), tested=True) from None
+        finally:
+            self.net.train()
         self.tested = self.step
         if not math.isfinite(m.loss):
             raise self._diverged(m.loss, tested=True)
@@ -336,6 +348,7 @@ class Training:
             "configuration": self.configuration.record(),
             "fingerprint": self._fingerprint,
             "versions": store.versions(),
+            **({"own": self._own} if self._own else {}),
         }
         self.checkpoints.save(self.step, content, best)
 
@@ -347,6 +360,7 @@ class Training:
         content = self.checkpoints.newest(fits, self._say)
         if content is None:
             return
+        check_names(self._own, content.get("own", {}), self.folder)
         if self.world.leads:
             self.checkpoints.refuse_after(content["step"])
         if not np.allclose(content["fingerprint"], self._fingerprint, rtol=1e-8, atol=0):
@@ -357,13 +371,12 @@ class Training:
         try:
             self.net.load_state_dict(content["net"])
             self.weights.load_state_dict(content["weights"])
-            load_optimizer(self.stepper.optimizer, content["optimizer"])
+            self.stepper.load(content["optimizer"])
             torch.set_rng_state(content["random"])
         except Exception as error:  # a net, an optimizer or numbers that are not those of the run
-            raise ValueError(
-                f"{self.checkpoints.path(content['step'])} does not fit the run: {one_line(error)}; "
-                f"remove it, or start anew with {option('force')}"
-            ) from error
+            again = f"give {' and '.join(self._own)} as before, " if self._own else ""
+            why = f"{self.checkpoints.path(content['step'])} does not fit the run: {one_line(error)}"
+            raise ValueError(f"{why}; {again}remove it, or start anew with {option('force')}") from error
         self.step, self.seconds, self.skipped = content["step"], content["seconds"], content["skipped"]
         self.best, self.stopped = content["best"], content["stopped"]
         self._say(f"resumed at step {self.step} of {self.configuration.total_steps}")
