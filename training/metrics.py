@@ -22,6 +22,7 @@ from fem_frames.frame.level_matrices import values_of
 from fem_frames.frame.solutions import ReferenceSolutions
 from fem_frames.memory import check_memory
 from fem_frames.mesh.geometry import Floats
+from fem_frames.problem.description import RecordedProblem
 from fem_frames.solvers.bounds import certify
 from fem_frames.solvers.conjugate_gradients import solve
 from training.losses import free_values
@@ -77,7 +78,8 @@ def has_petsc() -> bool:
 
 
 def reference_solutions(exact: Formulation, y: Floats, progress: Progress | None = None) -> ReferenceSolutions:
-    """Solutions for y (B, p) by PETSc; where it is absent by conjugate gradients in frame coordinates, to 1e-12.
+    """Solutions for y (B, p) by PETSc; by conjugate gradients in frame coordinates, to 1e-12, where PETSc is absent, or
+    the problem was read with its surrogate.
 
     `exact` is the formulation in float64.
     """
@@ -85,7 +87,7 @@ def reference_solutions(exact: Formulation, y: Floats, progress: Progress | None
     problem, arrays = exact.problem, exact.frame.arrays
     needed = 8.0 * len(y) * sum(len(f.lift[-1]) for f in arrays.fields)
     check_memory(f"{len(y)} reference solutions", needed, "use fewer samples")
-    if has_petsc():
+    if has_petsc() and not isinstance(problem, RecordedProblem):  # which has no mesh for PETSc
         from mpi4py import MPI
 
         from fem_frames.fenicsx.reference import ReferenceSolver

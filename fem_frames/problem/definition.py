@@ -21,7 +21,7 @@ import numpy.typing as npt
 from fem_frames.mesh.coarse import Grid, MeshArrays
 from fem_frames.mesh.geometry import Floats, Ints
 from fem_frames.problem.callbacks import calling
-from fem_frames.problem.coefficients import HOW, Array, ByRegion, Coefficient, spread
+from fem_frames.problem.coefficients import HOW, Array, ByRegion, Coefficient, Tabulated, spread
 from fem_frames.problem.parameters import Gaussian, Uniform, numbers, whole_number
 
 LEVEL_LIMIT = 60
@@ -145,6 +145,8 @@ class Problem:
 
     def tabulate(self, points: Floats, regions: Ints) -> tuple[npt.NDArray, ...]:
         """The coefficient's tables at points (K, Q, d); tried for two y, so that what does not fit is found now."""
+        if isinstance(self.coefficient, Tabulated):  # it has no functions to try
+            return self.coefficient.tabulate(points, regions)
         y = self.parameters.sample(2, 0)
         y.flags.writeable = False  # a function that changes it would change it for all others
         # As many points in a cell as no other number here: a function that mixes up its axes does not fit.
