@@ -37,7 +37,7 @@ from training.answers import FLUX, as_arrays, flux_by_gradient, has_flux, summar
 from training.description import NetDescription
 from training.net_outputs import frame_coefficients
 from training.output import check_format, export_net, make_function, write_series
-from training.saved_problem import problem_content, saved_problem
+from training.saved_problem import fingerprint, problem_content, saved_problem
 from training.tensor_files import load_tensors, save_tensors
 
 if TYPE_CHECKING:
@@ -373,11 +373,3 @@ def _check_saved(content: Mapping[str, Any]) -> None:
         raise ValueError("its record has other types than a surrogate's")
     if known is not None and not all(isinstance(value, float) for value in known):
         raise ValueError("its fingerprint has no numbers")
-
-
-def fingerprint(exact: Formulation) -> list[float]:
-    """Losses that tell problems apart which are called the same: functions have no other identity."""
-    size, device = exact.frame.frame_size, exact.frame.device
-    w = torch.linspace(-1, 1, size, dtype=torch.float64, device=device).expand(2, -1)
-    y = torch.as_tensor(exact.problem.parameters.sample(2, 0), device=device)
-    return [float(value) for value in exact.loss(w, y)]

@@ -222,4 +222,4 @@ def _arrows(axes: Any, arrays: FrameArrays, vectors: Floats, across: int = 14) -
 
 
 def symbol(name: str) -> str:
-    return {"sigma": "σ"}.get(name, name)
+    return {"sigma": "σ", "flux": "a∇u"}.get(name, name)

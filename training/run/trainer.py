@@ -36,7 +36,7 @@ from training.run.devices import full_products
 from training.run.distributed import ProcessLostError, World
 from training.run.log import Display, RunLog, display
 from training.run.signals import StopSignals
-from training.surrogate import fingerprint
+from training.saved_problem import fingerprint
 
 
 class TrainingError(RuntimeError):
