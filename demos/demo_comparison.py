@@ -23,7 +23,8 @@ from fem_frames.commands.info import collect
 from fem_frames.files import written_whole
 from fem_frames.problem.loading import recorded_problem
 from fem_frames.studies.levels import cached_frame
-from fem_frames.studies.solution_plots import COLORS, save
+from fem_frames.studies.plots import new_figure, save
+from fem_frames.studies.solution_plots import COLORS
 from training.losses import free_values
 from training.metrics import evaluate, query_seconds, reference_solutions
 from training.net_outputs import frame_coefficients
@@ -343,12 +344,8 @@ def compare_inclusion():
 
 
 def draw(case, path):
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11.5, 4.8), sharey=True, layout="constrained")
+    figure = new_figure(11.5, 4.8)
+    left, right = figure.subplots(1, 2, sharey=True)
     names, markers = ("Galerkin reduced basis", "polynomial chaos", "POD and net", "frame net"), "os^*"
     styles = dict(zip(names, zip(COLORS, markers, strict=False), strict=False))
     curves, net = case.curves, case.row("frame net")

@@ -19,6 +19,7 @@ from fem_frames.studies.conditioning import condition_rows
 from fem_frames.studies.efficiency import efficiency_rows
 from fem_frames.studies.iterations import iteration_rows
 from fem_frames.studies.levels import cached_frame, nominal_parameters
+from fem_frames.studies.plots import new_figure, save
 
 parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
 parser.add_argument("--out", type=Path, default=Path("results"), help="folder for the picture; default: results")
@@ -129,13 +130,10 @@ for title, (problem, arrays) in cases.items():
 
 
 def draw(path):
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
     from matplotlib.ticker import MaxNLocator
 
-    figure, panels = plt.subplots(2, 2, figsize=(10.5, 7.4), layout="constrained", sharex="col")
+    figure = new_figure(10.5, 7.4)
+    panels = figure.subplots(2, 2, sharex="col")
     styles = {"A": ("A_y", "tab:red", "o"), "bpx": ("HᵀA_yH = DᵀC_yD", "tab:blue", "D")}
     factors = {"D": ("D on ker(F)^⊥", "tab:green", "s"), "C": ("C_y on ran D", "tab:gray", "^")}
     for (above, below), title in zip(panels.T, cases, strict=True):
@@ -164,7 +162,7 @@ def draw(path):
             axes.grid(alpha=0.3)
     panels[0, 0].legend(fontsize=9)
     panels[1, 0].legend(fontsize=9)
-    figure.savefig(path, dpi=130)
+    save(figure, path)
 
 
 arguments.out.mkdir(parents=True, exist_ok=True)

@@ -24,8 +24,7 @@ from fem_frames import (
     make_formulation,
     make_problem,
 )
-from fem_frames.studies.plots import pyplot
-from fem_frames.studies.solution_plots import save
+from fem_frames.studies.plots import new_figure, save
 
 parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
 parser.add_argument("--out", type=Path, default=Path("results"), help="folder for the picture; default: results")
@@ -89,8 +88,8 @@ assert curves["ring, without the harmonic field"][-1] > 5 * curves["ring, with i
 # ---- 2. The picture ------------------------------------------------------------------------------------
 
 arguments.out.mkdir(parents=True, exist_ok=True)
-plt = pyplot()
-figure, (left, right) = plt.subplots(1, 2, figsize=(12, 5), layout="constrained", width_ratios=(1.6, 1))
+figure = new_figure(12, 5)
+left, right = figure.subplots(1, 2, width_ratios=(1.6, 1))
 styles = ("s--", "o-", "^-", "D-", "v--", "v-")
 colors = ("tab:red", "tab:blue", "tab:green", "tab:purple", "tab:orange", "tab:brown")
 for (label, values), style, color in zip(curves.items(), styles, colors, strict=True):

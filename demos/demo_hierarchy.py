@@ -27,6 +27,7 @@ from fem_frames import (
     solve_reference,
 )
 from fem_frames.fenicsx.door import write_xdmf
+from fem_frames.studies.plots import new_figure, save
 
 parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
 parser.add_argument("--out", type=Path, default=Path("results"), help="folder for picture and XDMF; default: results")
@@ -137,15 +138,12 @@ if root:
 
 
 def draw(path):
-    import matplotlib
+    from matplotlib import colormaps
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure = plt.figure(figsize=(13, 7.6), layout="constrained")
+    figure = new_figure(13, 7.6)
     above, below = figure.subfigures(2, 1, height_ratios=(1.1, 1))
     left, right = below.subfigures(1, 2, width_ratios=(1.5, 1))
-    colors = plt.get_cmap("viridis")(np.linspace(0, 0.85, 4))
+    colors = colormaps["viridis"](np.linspace(0, 0.85, 4))
 
     axes = above.add_subplot(1, 3, 1)
     axes.set_title("H1-normalised hats on the interval")
@@ -190,7 +188,7 @@ def draw(path):
 
     axes = right.subplots()
     axes.set_title("errors against the mesh size")
-    for color, (name, (rows, finest)) in zip(plt.get_cmap("tab10").colors, curves.items(), strict=False):
+    for color, (name, (rows, finest)) in zip(colormaps["tab10"].colors, curves.items(), strict=False):
         h = 2.0 ** -np.arange(finest - 2, finest + 1)
         axes.loglog(h, rows[:, 0], "o-", color=color, base=2, label=f"{name}, H1")
         axes.loglog(h, rows[:, 1], "s--", color=color, base=2, markerfacecolor="white")
@@ -199,7 +197,7 @@ def draw(path):
     axes.plot([], [], "ks--", markerfacecolor="white", label="the same, L2")
     axes.legend(fontsize=9)
     axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=130)
+    save(figure, path)
 
 
 if root:

@@ -26,8 +26,7 @@ from fem_frames import (
 from fem_frames.solvers.bounds import norm_of
 from fem_frames.solvers.conjugate_gradients import solve
 from fem_frames.studies.levels import embedded
-from fem_frames.studies.plots import pyplot
-from fem_frames.studies.solution_plots import save
+from fem_frames.studies.plots import new_figure, save
 from training import Configuration, Surrogate, train
 from training.metrics import evaluate
 
@@ -100,8 +99,8 @@ error, bound = errors["functional"], bounds["functional"]
 
 # ---- 4. The picture ------------------------------------------------------------------------------------
 
-plt = pyplot()
-figure, grid = plt.subplots(2, 3, figsize=(13, 8), layout="constrained")
+figure = new_figure(13, 8)
+grid = figure.subplots(2, 3)
 arrays, values = surrogate.arrays, {k: v.double().numpy() for k, v in surrogate(y[:1]).items()}
 x, cells = arrays.points, arrays.levels[-1].cells
 for row, (title, fields) in zip(grid, {"net": values, "PETSc": reference.fields}.items(), strict=True):

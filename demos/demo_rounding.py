@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fem_frames import make_problem
 from fem_frames.studies.levels import cached_frame
-from fem_frames.studies.plots import ROUTE_STYLES
+from fem_frames.studies.plots import ROUTE_STYLES, new_figure, save
 from fem_frames.studies.rounding import rounding_rows
 
 parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -90,13 +90,10 @@ assert abs(bad["loss"]) > 100 * bad["loss_true"]
 
 
 def draw(path):
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
     from matplotlib.ticker import MaxNLocator
 
-    figure, panels = plt.subplots(2, 3, figsize=(12, 7.2), layout="constrained", sharex="row")
+    figure = new_figure(12, 7.2)
+    panels = figure.subplots(2, 3, sharex="row")
     for row, title in zip(panels, cases, strict=True):
         for axes, dtype in zip(row, DTYPES, strict=True):
             for route, (label, color, marker) in ROUTE_STYLES.items():
@@ -110,7 +107,7 @@ def draw(path):
         row[0].set_ylabel("relative error of the gradient")
     panels[0, 1].legend(fontsize=9)
     figure.suptitle("Rounding errors near the solution; dotted: the unit roundoff")
-    figure.savefig(path, dpi=130)
+    save(figure, path)
 
 
 arguments.out.mkdir(parents=True, exist_ok=True)

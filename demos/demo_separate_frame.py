@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from fem_frames import Frame, MeshHierarchy, export_frame, make_formulation, make_problem
-from fem_frames.studies.plots import pyplot
-from fem_frames.studies.solution_plots import save
+from fem_frames.studies.plots import new_figure, save
 from training import Configuration, train
 from training.recipes import best as best_recipe
 
@@ -140,7 +139,8 @@ assert list(best.values()) == sorted(best.values(), reverse=True)
 
 # ---- 3. The picture ------------------------------------------------------------------------------------
 
-figure, axes = pyplot().subplots(figsize=(6.8, 5.0), layout="constrained")
+figure = new_figure(6.8, 5.0)
+axes = figure.subplots()
 axes.semilogy(list(best), list(best.values()), "k--", label="best sum of J functions of one number each, found")
 for (name, values), style in zip(trained.items(), "os^", strict=True):
     axes.semilogy(list(values), list(values.values()), style, label=f"{name}, trained")

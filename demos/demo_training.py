@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from fem_frames import solve
-from fem_frames.studies.solution_plots import COLORS, save
+from fem_frames.studies.plots import new_figure, save
+from fem_frames.studies.solution_plots import COLORS
 from training import Configuration, Surrogate, TrainingError, train
 from training.metrics import evaluate, reference_solutions
 from training.run.log import read_log
@@ -115,12 +116,8 @@ assert float(better.error_bound[0]) <= tol < bound
 
 
 def draw(path):
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, ((curves, bounds), (left, right)) = plt.subplots(2, 2, figsize=(11, 8), layout="constrained")
+    figure = new_figure(11, 8)
+    (curves, bounds), (left, right) = figure.subplots(2, 2)
     for number, loss in enumerate(("nodal", "bpx", "stable")):
         for precision, style in (("float32", "-"), ("float16 mixed", "--")):
             folder = runs / f"{loss}-{precision}".replace(" ", "-")

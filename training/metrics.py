@@ -22,6 +22,7 @@ from fem_frames.frame.level_matrices import values_of
 from fem_frames.frame.solutions import ReferenceSolutions
 from fem_frames.memory import check_memory
 from fem_frames.mesh.geometry import Floats
+from fem_frames.problem.description import RecordedProblem
 from fem_frames.solvers.bounds import certify
 from fem_frames.solvers.conjugate_gradients import solve
 from training.losses import free_values
@@ -77,9 +78,10 @@ def has_petsc() -> bool:
 
 
 def reference_solutions(exact: Formulation, y: Floats, progress: Progress | None = None) -> ReferenceSolutions:
-    """Solutions for y (B, p) by PETSc on the mesh of the frame, to 1e-12.
+    """Solutions for y (B, p) by PETSc on the mesh of the frame.
 
-    Where PETSc is absent, or the formulation has no forms for it, by conjugate gradients in frame coordinates.
+    Where PETSc is absent, the formulation has no forms for it, or the problem was read with its surrogate, by conjugate
+    gradients in frame coordinates to 1e-12.
 
     `exact` is the formulation in float64.
     """
@@ -87,7 +89,7 @@ def reference_solutions(exact: Formulation, y: Floats, progress: Progress | None
     problem, arrays = exact.problem, exact.frame.arrays
     needed = 8.0 * len(y) * sum(len(f.lift[-1]) for f in arrays.fields)
     check_memory(f"{len(y)} reference solutions", needed, "use fewer samples")
-    if has_petsc() and exact.has_forms():
+    if has_petsc() and exact.has_forms() and not isinstance(problem, RecordedProblem):  # which has no mesh for PETSc
         from fem_frames.fenicsx.reference import ReferenceSolver
 
         solver = ReferenceSolver.on_frame(arrays, problem)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from xml.sax.saxutils import quoteattr
 
 import numpy as np
 import torch
@@ -18,59 +20,106 @@ from fem_frames.frame.arrays import FrameArrays
 from fem_frames.mesh.geometry import Floats
 from nets.frame_net import FrameNet
 
-FORMATS = (".xdmf", ".vtu", ".vtk")
+FORMATS = (".xdmf", ".vtu", ".vtk", ".pvd")
+SERIES = (".xdmf", ".pvd")
 _CELLS = {1: "line", 2: "triangle", 3: "tetra"}
 
 
-def nodal_function(arrays: FrameArrays, values: Floats, name: str, comm: Any = None) -> Any:
-    """A DOLFINx function with the values (N,) at the points of the finest mesh."""
+def make_function(arrays: FrameArrays, values: Floats, name: str, comm: Any = None) -> Any:
+    """A DOLFINx function with the values (N,) at the points of the finest mesh, or (K, d) on its cells."""
     from fem_frames.fenicsx import door
 
     mesh = door.create(arrays.points, arrays.levels[-1].cells, door.MPI.COMM_SELF if comm is None else comm)
-    return door.nodal_function(mesh, values, name)
+    return (door.nodal_function if values.ndim == 1 else door.cell_function)(mesh, values, name)
 
 
-def check_format(path: Path) -> None:
-    """A ValueError if fields cannot be written to the path."""
+def check_format(path: Path, count: int = 1) -> None:
+    """A ValueError if `count` solutions cannot be written to the path."""
     if path.suffix not in FORMATS:
         raise ValueError(f"cannot write {path}: the name must end in {', '.join(FORMATS)}")
-    check_writable(path)
+    if count > 1 and path.suffix not in SERIES:
+        raise ValueError(
+            f"cannot write {count} solutions to {path}, which holds one: for a series the name must end in "
+            + " or ".join(SERIES)
+        )
+    for file in written_files(path, count):
+        check_writable(file)
+
+
+def written_files(path: Path, count: int = 1) -> list[Path]:
+    """The files that `write_series` makes for `count` solutions; the one that names the others is the last."""
+    beside = [path.with_suffix(".h5")] if path.suffix == ".xdmf" else []
+    if path.suffix == ".pvd":
+        beside += [path.with_name(f"{path.stem}_{step:04d}.vtu") for step in range(count)]
+    if count > 1:
+        beside.append(path.with_suffix(".json"))
+    return [*beside, path]
 
 
 def write_fields(arrays: FrameArrays, fields: Mapping[str, Floats], path: Path) -> None:
-    """Fields on the finest mesh, at points (N,) or on cells (K, d): .xdmf, with an .h5 file beside it, by DOLFINx,
-    otherwise by meshio."""
-    check_format(path)
-    write = _write_xdmf if path.suffix == ".xdmf" else _write_by_meshio
+    """Fields of one solution on the finest mesh, at points (N,) or on cells (K, d)."""
+    write_series(arrays, [fields], None, path)
+
+
+def write_series(arrays: FrameArrays, steps: Sequence[Mapping[str, Floats]], y: Floats | None, path: Path) -> None:
+    """Fields of several solutions on the finest mesh, which ParaView shows as the times 0, 1, …; y (B, p) of each.
+
+    .xdmf, with an .h5 file beside it, by DOLFINx; .pvd, with a .vtu file beside it for each solution, or one .vtu or
+    .vtk file for one solution, by meshio. With several solutions a .json file tells the y of each time. Files take
+    their places when all of them are complete; if one cannot, those that were not there before are removed.
+    """
+    check_format(path, len(steps))
+    write = {".xdmf": _write_xdmf, ".pvd": _write_pvd}.get(path.suffix, _write_by_meshio)
     with staging() as place:
-        write(arrays, fields, place / path.name)
-        for made in sorted(place.iterdir()):  # the .h5 file first
-            with written_whole(path.resolve().parent / made.name) as file:
-                file.write(made.read_bytes())
+        write(arrays, steps, place / path.name)
+        if len(steps) > 1:
+            record = {"times": list(range(len(steps))), "y": None if y is None else np.asarray(y).tolist()}
+            (place / path.name).with_suffix(".json").write_text(json.dumps(record))
+        new: list[Path] = []
+        try:
+            for file in written_files(path, len(steps)):
+                new += [] if file.exists() else [file]
+                with written_whole(file) as taken:
+                    taken.write((place / file.name).read_bytes())
+        except BaseException:
+            for file in new:
+                file.unlink(missing_ok=True)
+            raise
 
 
-def _write_xdmf(arrays: FrameArrays, fields: Mapping[str, Floats], path: Path) -> None:
+def _write_xdmf(arrays: FrameArrays, steps: Sequence[Mapping[str, Floats]], path: Path) -> None:
     try:
         from fem_frames.fenicsx import door
     except FEniCSxError as error:
         raise ValueError(f"cannot write {path.name}: {error.fact}; write a .vtu file instead") from error
     cells = arrays.levels[-1].cells
-    least = arrays.points.nbytes + cells.nbytes + sum(values.nbytes for values in fields.values())
+    least = arrays.points.nbytes + cells.nbytes + sum(values.nbytes for fields in steps for values in fields.values())
     # Where a disk is full HDF5 prints forty lines, and ends the process later on: there must be room before.
     with path.open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, 2 * least + 2**16)
     path.unlink()
     with quiet_libraries():
-        door.write_xdmf(path, arrays.points, cells, **fields)
+        door.write_xdmf_series(path, arrays.points, cells, steps)
     if path.with_suffix(".h5").stat().st_size < least:  # DOLFINx does not tell
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _write_by_meshio(arrays: FrameArrays, fields: Mapping[str, Floats], path: Path) -> None:
+def _write_pvd(arrays: FrameArrays, steps: Sequence[Mapping[str, Floats]], path: Path) -> None:
+    files = written_files(path, len(steps))[: len(steps)]
+    lines = []
+    for time, (fields, file) in enumerate(zip(steps, files, strict=True)):
+        _write_by_meshio(arrays, [fields], file)
+        lines.append(f'    <DataSet timestep="{time}" part="0" file={quoteattr(file.name)}/>')
+    body = "\n".join(["  <Collection>", *lines, "  </Collection>"])
+    path.write_text(f'<?xml version="1.0"?>\n<VTKFile type="Collection" version="0.1">\n{body}\n</VTKFile>\n')
+
+
+def _write_by_meshio(arrays: FrameArrays, steps: Sequence[Mapping[str, Floats]], path: Path) -> None:
     try:
         import meshio
     except ImportError as error:
         raise ValueError("writing for ParaView needs meshio: pip install meshio") from error
+    (fields,) = steps
     points = np.zeros((len(arrays.points), 3))
     points[:, : arrays.dimension] = arrays.points
     at_points = {name: np.array(v) for name, v in fields.items() if v.ndim == 1}

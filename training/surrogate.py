@@ -5,13 +5,12 @@ B samples, p parameters, Nhat frame coefficients, N points.
 
 from __future__ import annotations
 
-import contextlib
 import numbers
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,21 +21,28 @@ from fem_frames.files import is_there
 from fem_frames.formulations.formulation import ErrorNorm, Formulation
 from fem_frames.formulations.registry import make_formulation
 from fem_frames.frame.arrays import FrameArrays
+from fem_frames.frame.level_matrices import flux_at_centres, values_of
 from fem_frames.mesh.geometry import Floats
 from fem_frames.messages import either
 from fem_frames.operators.checking import unchecked
 from fem_frames.operators.frame import DTYPES, Frame, check_device, check_dtype, make_synthesis
 from fem_frames.operators.products import accumulation_dtype
 from fem_frames.problem.definition import Problem, Uniform, whole_number
-from fem_frames.problem.loading import recorded_problem
 from fem_frames.solvers.bounds import ErrorBound, certify, error_bound
 from fem_frames.solvers.conjugate_gradients import ConvergenceError, conjugate_gradients
+from fem_frames.studies.plots import check_plot
+from fem_frames.studies.solution_plots import check_drawable, plot_solutions
 from nets.frame_net import FrameNet
+from training.answers import FLUX, as_arrays, flux_by_gradient, has_flux, summary, values_at
 from training.description import NetDescription
 from training.net_outputs import frame_coefficients
-from training.output import export_net, nodal_function, write_fields
+from training.output import check_format, export_net, make_function, write_series
 from training.own import OwnModule, OwnPartError
+from training.saved_problem import fingerprint, problem_content, saved_problem
 from training.tensor_files import load_tensors, save_tensors
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 KIND, VERSION = "surrogate", 1
 FRAME, NET = "frame.npz", "surrogate.pt"
@@ -58,8 +64,9 @@ class Improved:
 class Surrogate:
     """y to the solution, by a net and its frame, with a loss and an error bound that need no reference.
 
-    Without its problem, as when that was defined in Python and is not given to `load`, it still has solutions, but no
-    losses and bounds.
+    Without its problem it still has solutions, but no losses and bounds. Its file is enough for problems that are
+    built in, or whose coefficient is a `ByRegion`, `Affine` or `ExpAffine` and whose source is a number; others are
+    given to `load`.
     """
 
     def __init__(
@@ -74,6 +81,9 @@ class Surrogate:
         self.record = dict(record or {})
         self._problem = problem
         self.device = next(net.parameters()).device
+
+    def __repr__(self) -> str:
+        return summary(self, self._problem)
 
     # ---- queries
 
@@ -92,6 +102,25 @@ class Surrogate:
         """(B, Nhat) frame coefficients: the net in its own precision, then float64."""
         w = self.net(self._samples(y)).to("cpu" if self.device.type == "mps" else self.device, torch.float64)
         return frame_coefficients(self.arrays, w) if self.description.nodal else w
+
+    def at(self, points: npt.ArrayLike, y: npt.ArrayLike | Tensor) -> dict[str, Tensor]:
+        """Of each field, the values (B, n) at any points (n, d) of the domain, for y (B, p) or (p,); of σ (B, n, d).
+
+        `surrogate.at([[0.5, 0.5]], y)["u"]` is the value in the middle of the unit square. In one dimension σ is P1
+        like u and has values (B, n).
+        """
+        return values_at(self.arrays, self(y), points)
+
+    @torch.no_grad()
+    def flux(self, y: npt.ArrayLike | Tensor) -> Tensor:
+        """(B, K, d) the flux on every finest cell, in float64.
+
+        (E): a_y ∇u with the mean of a_y over the cell. Its normal components jump between cells, so it has no
+        divergence in L2. (LS): the discrete σ at the centres of cells, which is in H(div).
+        """
+        if has_flux(self.arrays):
+            return torch.as_tensor(flux_at_centres(self.arrays, as_arrays(self(y))[FLUX]))
+        return flux_by_gradient(self.formulation, self.coefficients(y), self._exact_samples(y))
 
     def loss(self, y: npt.ArrayLike | Tensor) -> Tensor:
         """(B,) the functional at the surrogate's solution, in float64."""
@@ -164,7 +193,7 @@ class Surrogate:
         if self._problem is None:
             name = self.arrays.record.get("problem")
             raise ValueError(
-                f"losses and bounds need the problem {name!r}, which is not built in: give it, as "
+                f"losses, bounds and a_y ∇u need the problem {name!r}, which is not built in: give it, as "
                 + either(f"--problem {name}", "Surrogate.load(folder, problem=…)")
             )
         return self._problem
@@ -237,6 +266,7 @@ class Surrogate:
             "net": asdict(self.description),
             "weights": {name: value.detach().cpu() for name, value in self.net.state_dict().items()},
             "record": self.record,
+            **problem_content(self._problem, self.arrays),
         }
         save_tensors(folder / NET, KIND, VERSION, content)
 
@@ -248,10 +278,11 @@ class Surrogate:
         device: torch.device | str = "cpu",
         net: OwnModule | None = None,
     ) -> Surrogate:
-        """Reads what `save` wrote; `problem` is needed for losses and bounds if it was defined in Python.
+        """Reads what `save` wrote.
 
-        `net` is needed if it was one of your own: the module, or the function that makes it, as given to `train`. The
-        module itself stays as it is, a copy takes the weights.
+        `problem` is needed for losses and bounds if the file cannot hold it: problems with a `Pointwise` coefficient or
+        a source that is a function, unless they are built in. `net` is needed if it was one of your own: the module, or
+        the function that makes it, as given to `train`. The module itself stays as it is, a copy takes the weights.
         """
         folder = Path(folder)
         is_there(folder)
@@ -289,30 +320,58 @@ class Surrogate:
                 )
             arrays.check_problem(problem)
         else:
-            with contextlib.suppress(ValueError):  # solutions can be had without
-                problem = recorded_problem(arrays.record)
+            try:
+                problem = saved_problem(content, arrays)
+            except ValueError as error:
+                raise ValueError(f"{folder / NET} describes no problem of {folder / FRAME}: {error}") from error
         return cls(made, description, arrays, problem, content.get("record"))
 
     def to_function(self, y: npt.ArrayLike | Tensor, field: str = "u", comm: Any = None) -> Any:
-        """A DOLFINx function on the finest mesh, for one y; on all ranks of comm, by default this process alone."""
-        values = self._one(y)
+        """A DOLFINx function on the finest mesh, for one y; on all ranks of comm, by default this process alone.
+
+        A flux in RT0 comes as constant vectors on cells, its values at their centres.
+        """
+        values = {name: value[0] for name, value in self._values(y).items()}
+        if len(self._checked(y)) != 1:
+            raise ValueError(f"one y is expected, not {len(self._checked(y))}")
         if field not in values:
             raise ValueError(f"there is no field {field!r}; the surrogate has {', '.join(values)}")
-        return nodal_function(self.arrays, values[field], field, comm)
+        return make_function(self.arrays, values[field], field, comm)
 
-    def write(self, y: npt.ArrayLike | Tensor, path: str | Path) -> None:
-        """All fields for one y as .xdmf, .vtu or .vtk, for ParaView."""
-        write_fields(self.arrays, self._one(y), Path(path))
+    def write(self, y: npt.ArrayLike | Tensor, path: str | Path, flux: bool = False) -> None:
+        """All fields for ParaView: for one y as .xdmf, .vtu, .vtk or .pvd, for several as a series in .xdmf or .pvd.
+
+        The samples of a series are its times 0, 1, …; a .json file beside it tells their y. `flux` adds a_y ∇u where
+        the flux is no field already.
+        """
+        samples, path = self._checked(y), Path(path)
+        check_format(path, len(samples))
+        fields = self._values(samples, flux)
+        steps = [{name: values[i] for name, values in fields.items()} for i in range(len(samples))]
+        write_series(self.arrays, steps, samples, path)
+
+    def plot(self, y: npt.ArrayLike | Tensor, path: str | Path | None = None, flux: bool = False) -> Figure:
+        """The picture of all fields for one or several y, a matplotlib figure, saved too if there is a path.
+
+        One and two dimensions; solutions in space are written for ParaView instead. `flux` adds a_y ∇u where the flux
+        is no field already. pyplot and its backend are left alone.
+        """
+        samples, path = self._checked(y), None if path is None else Path(path)
+        check_plot(path)
+        check_drawable(self.arrays, len(samples))
+        title = str(self.arrays.record.get("problem"))
+        return plot_solutions(self.arrays, self._values(samples, flux), samples, path, title)
 
     def export(self, path: str | Path) -> None:
         """The net alone, y to frame coefficients, for programs without fem-frames: .pt2 (torch.export) or .onnx."""
         export_net(self.net, self.description.parameters, Path(path))
 
-    def _one(self, y: npt.ArrayLike | Tensor) -> dict[str, Floats]:
-        values = self(y)
-        if len(values["u"]) != 1:
-            raise ValueError(f"one y is expected, not {len(values['u'])}")
-        return {name: value[0].double().cpu().numpy() for name, value in values.items()}
+    def _values(self, y: npt.ArrayLike | Tensor, flux: bool = False) -> dict[str, Floats]:
+        """Of each field, values at points (B, N) or on cells (B, K, d), with a_y ∇u if it is wanted and no field."""
+        found = values_of(self.arrays, as_arrays(self(y)))
+        if flux and not has_flux(self.arrays):
+            found["flux"] = self.flux(y).cpu().numpy()
+        return found
 
 
 def _check_saved(content: Mapping[str, Any]) -> None:
@@ -323,11 +382,3 @@ def _check_saved(content: Mapping[str, Any]) -> None:
         raise ValueError("its record has other types than a surrogate's")
     if known is not None and not all(isinstance(value, float) for value in known):
         raise ValueError("its fingerprint has no numbers")
-
-
-def fingerprint(exact: Formulation) -> list[float]:
-    """Losses that tell problems apart which are called the same: functions have no other identity."""
-    size, device = exact.frame.frame_size, exact.frame.device
-    w = torch.linspace(-1, 1, size, dtype=torch.float64, device=device).expand(2, -1)
-    y = torch.as_tensor(exact.problem.parameters.sample(2, 0), device=device)
-    return [float(value) for value in exact.loss(w, y)]

@@ -1,8 +1,9 @@
-"""`fem-frames query`: the solution for one y, with an error bound, and if wished to a tolerance."""
+"""`fem-frames query`: solutions for one or several y, with error bounds, and if wished to a tolerance."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,12 @@ from fem_frames.commands.shared import (
     declare_run,
     load_run,
     parameters_of,
+    plain,
     show,
+    show_rows,
 )
-from fem_frames.files import check_new
+from fem_frames.files import check_file, check_new, one_line
+from fem_frames.mesh.geometry import Floats
 from fem_frames.studies.plots import check_plot
 
 
@@ -28,14 +32,23 @@ def add(subparsers: Any) -> None:
         subparsers,
         "query",
         run,
-        "The surrogate's solution for one y and a bound for its error. With --tol conjugate gradients start from it "
-        "and go on until the bound is small enough. The norm of the bound is printed with it, and whether the error is "
-        "measured against the discrete or the exact solution; the relative bound is one for the error divided by the "
-        "norm of that solution.",
+        "The surrogate's solution for one y, or several, and a bound for its error. With --tol conjugate gradients "
+        "start from it and go on until the bound is small enough. The norm of the bound is printed with it, and "
+        "whether the error is measured against the discrete or the exact solution; the relative bound is one for the "
+        "error divided by the norm of that solution. Several y make a table; with --json a list `samples`.",
     )
     declare_run(parser)
     declare_device(parser)
-    parser.add_argument("--y", required=True, metavar="Y1,Y2,…", help="the parameters; with a minus first: --y=-1,2")
+    parser.add_argument(
+        "--y",
+        action="append",
+        default=[],
+        metavar="Y1,Y2,…",
+        help="the parameters; with a minus first: --y=-1,2; may be given several times",
+    )
+    parser.add_argument(
+        "--y-file", type=Path, metavar="FILE", help="samples from a .npy file, or a .csv file with one y per line"
+    )
     parser.add_argument("--tol", type=float, metavar="T", help="improve until the error bound is below this")
     parser.add_argument(
         "--max-iterations",
@@ -45,72 +58,203 @@ def add(subparsers: Any) -> None:
         help="with --tol, at most this many iterations; default: %(default)s",
     )
     declare_norm(parser)
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the solution: .xdmf, .vtu or .vtk")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="write the solution: .xdmf, .vtu, .vtk or .pvd; several as a series: .xdmf or .pvd",
+    )
     declare_force(parser)
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the solution: .png, .pdf or .svg")
+    parser.add_argument(
+        "--flux", action="store_true", help="also a_y ∇u on cells, where the flux is no field of the formulation"
+    )
 
 
 def run(parsed: argparse.Namespace) -> None:
-    y = parameters_of(parsed.y)
+    y = _given_samples(parsed)
     surrogate = load_run(parsed)
-    from fem_frames.frame.level_matrices import values_of
-    from fem_frames.solvers.conjugate_gradients import ConvergenceError
-    from training.output import check_format, write_fields
-
-    check_plot(parsed.plot, parsed.force)
-    if parsed.plot is not None and surrogate.arrays.dimension == 3:
-        raise ValueError("solutions in space are not drawn: leave out --plot, write with --out u.xdmf for ParaView")
-    if parsed.out is not None:
-        check_format(parsed.out)
-        check_new(parsed.out, parsed.force)
-        if parsed.out.suffix == ".xdmf":
-            check_new(parsed.out.with_suffix(".h5"), parsed.force)
+    _check_files(parsed, surrogate, len(y))
     samples = surrogate.problem.check_parameters(y)
     check_norm(parsed, surrogate)
     if parsed.max_iterations < 1:
         raise ValueError(f"--max-iterations {parsed.max_iterations}: give at least one")
+    found, fields = _answers(parsed, surrogate, samples)
+    _write(parsed, surrogate, samples, fields)
+    written = {"written": parsed.out, "drawn": parsed.plot}
+    if len(samples) == 1:
+        _show_one(parsed, surrogate, found[0], {name: values[0] for name, values in fields.items()}, written)
+    else:
+        _show_several(parsed, surrogate, samples, found, fields, written)
+
+
+def _given_samples(parsed: argparse.Namespace) -> list[list[float]]:
+    """The y of --y and of --y-file, one after the other."""
+    given = [parameters_of(text) for text in parsed.y]
+    if parsed.y_file is not None:
+        given += read_samples(parsed.y_file)
+    if not given:
+        raise ValueError("give the parameters by --y Y1,Y2,…, or samples by --y-file FILE")
+    for row in given:
+        if len(row) != len(given[0]):
+            raise ValueError(f"some y have {len(given[0])} numbers, some {len(row)}: give as many for each")
+    return given
+
+
+def read_samples(path: Path) -> list[list[float]]:
+    """Rows of numbers from a .npy file (B, p) or (p,), or from lines of text with commas between the numbers."""
+    check_file(path)
+    try:
+        if path.suffix == ".npy":
+            rows = np.load(path, allow_pickle=False)
+            if not isinstance(rows, np.ndarray) or rows.dtype.kind not in "iuf" or rows.ndim not in (1, 2):
+                raise ValueError("it holds no array (B, p) of numbers")
+            rows = np.atleast_2d(rows).astype(np.float64)
+        else:
+            lines = [line for line in path.read_text().splitlines() if line.strip() and not line.startswith("#")]
+            rows = [[float(part) for part in line.split(",")] for line in lines]
+    except (OSError, EOFError, ValueError) as error:
+        raise ValueError(
+            f"--y-file {path}: {one_line(error)}; a .npy file with an array (B, p) of numbers is expected, or lines of "
+            "numbers with commas between them"
+        ) from error
+    if not len(rows):
+        raise ValueError(f"--y-file {path} holds no samples")
+    return [[float(value) for value in row] for row in rows]
+
+
+def _check_files(parsed: argparse.Namespace, surrogate: Any, count: int) -> None:
+    """A ValueError before any work if what is asked for cannot be written or drawn."""
+    from fem_frames.studies.solution_plots import check_drawable
+    from training.output import check_format, written_files
+
+    check_plot(parsed.plot, parsed.force)
+    if parsed.plot is not None:
+        check_drawable(surrogate.arrays, count)
+    if parsed.out is not None:
+        check_format(parsed.out, count)
+        for file in written_files(parsed.out, count):
+            check_new(file, parsed.force)
+
+
+def _answers(
+    parsed: argparse.Namespace, surrogate: Any, samples: Floats
+) -> tuple[list[dict[str, Any]], dict[str, Floats]]:
+    """For each y its bounds, loss and number of iterations; of each field the values at points or on cells."""
+    import torch
+
+    from fem_frames.frame.level_matrices import values_of
+    from fem_frames.solvers.conjugate_gradients import ConvergenceError
+    from training.answers import as_arrays, flux_by_gradient, has_flux
+
     if parsed.tol is None:
-        values, iterations = surrogate(samples), 0
-        found, loss = surrogate.certify(samples, parsed.norm), surrogate.loss(samples)
-        bound = found.value
+        values, w = surrogate(samples), surrogate.coefficients(samples)
+        bounds = surrogate.certify(samples, parsed.norm)
+        bound, iterations, loss = bounds.value, [0] * len(samples), surrogate.loss(samples)
     else:
         try:
-            found = surrogate.improve(samples, parsed.tol, parsed.max_iterations, parsed.norm)
+            bounds = surrogate.improve(samples, parsed.tol, parsed.max_iterations, parsed.norm)
         except ConvergenceError as error:
             why = str(error).replace("max_iterations", "--max-iterations")
             raise ValueError(f"--tol {parsed.tol:g}: {why}") from error
-        values, bound, iterations = found.values, found.error_bound, int(found.iterations[0])
-        import torch
+        values, w, bound, iterations = bounds.values, bounds.w, bounds.error_bound, bounds.iterations.tolist()
+        loss = surrogate.formulation.loss(w, torch.as_tensor(samples).to(w.device))
+    fields = values_of(surrogate.arrays, as_arrays(values))
+    if parsed.flux and not has_flux(surrogate.arrays):
+        flux = flux_by_gradient(surrogate.formulation, w, torch.as_tensor(samples).to(w.device))
+        fields["flux"] = flux.cpu().numpy()
+    norm = {"norm": bounds.norm.name, "against": bounds.norm.against, "norm_formula": bounds.norm.formula}
+    found = [
+        {
+            "error_bound": float(bound[i]),
+            "relative": float(bounds.relative[i]),
+            **norm,
+            "loss": float(loss[i]),
+            "iterations": int(iterations[i]),
+        }
+        for i in range(len(samples))
+    ]
+    return found, fields
 
-        loss = surrogate.formulation.loss(found.w, torch.as_tensor(samples).to(found.w.device))
-    fields = values_of(surrogate.arrays, {name: value[0].double().cpu().numpy() for name, value in values.items()})
+
+def _write(parsed: argparse.Namespace, surrogate: Any, samples: Floats, fields: Mapping[str, Floats]) -> None:
     if parsed.out is not None:
-        write_fields(surrogate.arrays, fields, parsed.out)
-    if parsed.plot is not None:
-        from fem_frames.studies.solution_plots import plot_solution
+        from training.output import write_series
 
-        plot_solution(surrogate.arrays, fields, parsed.plot, title=f"{surrogate.problem.name}, y = {parsed.y}")
-    record: dict[str, Any] = {"error_bound": float(bound[0]), "relative": float(found.relative[0])}
+        steps = [{name: values[i] for name, values in fields.items()} for i in range(len(samples))]
+        write_series(surrogate.arrays, steps, samples, parsed.out)
+    if parsed.plot is not None:
+        from fem_frames.studies.solution_plots import plot_solutions
+
+        title = surrogate.problem.name
+        if len(samples) == 1:
+            title += ", y = " + (parsed.y[0] if parsed.y else ", ".join(f"{value:g}" for value in samples[0]))
+        plot_solutions(surrogate.arrays, fields, samples, parsed.plot, title)
+
+
+def _show_one(
+    parsed: argparse.Namespace,
+    surrogate: Any,
+    found: dict[str, Any],
+    fields: Mapping[str, Floats],
+    written: Mapping[str, Path | None],
+) -> None:
     if parsed.json:
-        record |= {"norm": found.norm.name, "against": found.norm.against, "norm_formula": found.norm.formula}
-    else:
-        record["error_bound"] = f"{record['error_bound']:.6g} ({found.norm})"
-        record["relative"] = in_percent(record["relative"])
-    record |= {"loss": float(loss[0]), "iterations": iterations}
+        show(found | {"values": _lists(fields)} | _places(surrogate, fields), as_json=True)
+        return
+    norm = surrogate.formulation.error_norm(parsed.norm)
+    record: dict[str, Any] = {
+        "error_bound": f"{found['error_bound']:.6g} ({norm})",
+        "relative": in_percent(found["relative"]),
+        "loss": found["loss"],
+        "iterations": found["iterations"],
+    }
+    for name, value in fields.items():
+        size = value if value.ndim == 1 else np.linalg.norm(value, axis=1)
+        what = "values" if value.ndim == 1 else "vectors of length"
+        record[name] = f"{len(value)} {what} from {size.min():.6g} to {size.max():.6g}"
+    show({**record, **written}, as_json=False)
+
+
+def _show_several(
+    parsed: argparse.Namespace,
+    surrogate: Any,
+    samples: Floats,
+    found: list[dict[str, Any]],
+    fields: Mapping[str, Floats],
+    written: Mapping[str, Path | None],
+) -> None:
     if parsed.json:
-        record["values"] = {name: value.tolist() for name, value in fields.items()}
-        record["points"] = surrogate.arrays.points.tolist()
-        if any(value.ndim == 2 for value in fields.values()):
-            record["centres"] = surrogate.arrays.centres.tolist()
-    else:
-        for name, value in fields.items():
-            size = value if value.ndim == 1 else np.linalg.norm(value, axis=1)
-            what = "values" if value.ndim == 1 else "vectors of length"
-            record[name] = f"{len(value)} {what} from {size.min():.6g} to {size.max():.6g}"
-        for path in (parsed.out, parsed.plot):
-            if path is not None:
-                record["written" if path is parsed.out else "drawn"] = path
-    show(record, parsed.json)
+        each = [
+            plain({"y": samples[i].tolist(), **row, "values": _lists({k: v[i] for k, v in fields.items()})})
+            for i, row in enumerate(found)
+        ]
+        show({"samples": each} | _places(surrogate, {k: v[0] for k, v in fields.items()}), as_json=True)
+        return
+    u = fields["u"]
+    rows = [
+        {"sample": i, **row, "relative": row["relative"] if np.isfinite(row["relative"]) else None}
+        | {"least_u": float(u[i].min()), "largest_u": float(u[i].max())}
+        for i, row in enumerate(found)
+    ]
+    columns = {"sample": "d", "error_bound": ".4g", "relative": ".2%", "loss": ".6g", "iterations": "d"}
+    columns |= {"least_u": ".4g", "largest_u": ".4g"}
+    show_rows(rows, columns, False, norm=surrogate.formulation.error_norm(parsed.norm))
+    for what, path in written.items():
+        if path is not None:
+            print(f"{what}: {path}")
+
+
+def _lists(fields: Mapping[str, Floats]) -> dict[str, Any]:
+    return {name: value.tolist() for name, value in fields.items()}
+
+
+def _places(surrogate: Any, fields: Mapping[str, Floats]) -> dict[str, Any]:
+    """The points of the values, and the centres of cells where vectors belong to these."""
+    found = {"points": surrogate.arrays.points.tolist()}
+    if any(value.ndim == 2 for value in fields.values()):
+        found["centres"] = surrogate.arrays.centres.tolist()
+    return found
 
 
 def in_percent(relative: float) -> str:

@@ -15,7 +15,7 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -353,12 +353,18 @@ def cell_function(mesh: dmesh.Mesh, values: Floats, name: str) -> fem.Function:
 
 def write_xdmf(path: str | Path, points: Floats, cells: Ints, **fields: Floats) -> None:
     """Writes XDMF and HDF5 for ParaView: a mesh from arrays, and named fields at points (N,) or on cells (K, d)."""
+    write_xdmf_series(path, points, cells, [fields])
+
+
+def write_xdmf_series(path: str | Path, points: Floats, cells: Ints, steps: Sequence[Mapping[str, Floats]]) -> None:
+    """The same with the fields of several steps, which ParaView shows one after the other at the times 0, 1, …"""
     mesh = create(points, cells, MPI.COMM_SELF)
     with io.XDMFFile(MPI.COMM_SELF, str(path), "w") as file:
         file.write_mesh(mesh)
-        for name, values in fields.items():
-            make = nodal_function if np.ndim(values) == 1 else cell_function
-            file.write_function(make(mesh, values, name))
+        for time, fields in enumerate(steps):
+            for name, values in fields.items():
+                make = nodal_function if np.ndim(values) == 1 else cell_function
+                file.write_function(make(mesh, values, name), float(time))
 
 
 def versions() -> dict[str, str]:

@@ -114,6 +114,31 @@ class ExpAffine(Affine):
         return namespace(y).exp(super().evaluate(tables, y))
 
 
+@dataclass(frozen=True, eq=False)
+class Tabulated:
+    """An `Affine` or `ExpAffine` coefficient of which the tables at some points are known, but not the functions.
+
+    A surrogate's file holds these tables, for the quadrature points of its frame.
+    """
+
+    formula: Affine
+    """What `evaluate` does with the tables; its functions are not called."""
+    points: Floats  # (K, Q, d)
+    mean: Floats  # (K, Q)
+    modes: Floats  # (K, Q, p)
+
+    def tabulate(self, points: Floats, regions: Ints) -> tuple[npt.NDArray, ...]:
+        if points.shape != self.points.shape or not np.allclose(points, self.points, rtol=1e-9):
+            raise ValueError(
+                "the coefficient is known at the quadrature points of its surrogate's frame only: give the problem "
+                "itself to evaluate it at others"
+            )
+        return self.mean, self.modes
+
+    def evaluate(self, tables: tuple[Array, ...], y: Array) -> Array:
+        return self.formula.evaluate(tables, y)
+
+
 @dataclass(frozen=True)
 class Pointwise:
     """Any a(x, y): x (K, Q, d) and y (B, 1, 1, p) to (B, K, Q), by operations NumPy and torch share.

@@ -8,16 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fem_frames.files import written_whole
 from fem_frames.frame.arrays import FrameArrays
 from fem_frames.mesh.geometry import Floats
 from fem_frames.messages import either
-from fem_frames.studies.plots import pyplot
+from fem_frames.studies.plots import new_figure, save
 
+if TYPE_CHECKING:
+    from fem_frames.studies.picture import Picture
+
+DRAWN = 12  # solutions in one picture
 COLORS = ("tab:blue", "tab:red", "tab:green", "tab:purple", "tab:orange", "tab:brown", "tab:pink", "tab:gray")
 
 
@@ -57,44 +60,66 @@ class SolutionPanel:
     reference: Mapping[str, Floats]
 
 
-def plot_runs(curves: Sequence[RunCurve], panels: Sequence[SolutionPanel], path: Path, title: str = "") -> None:
-    """Loss curves on top, below the solutions of each run."""
-    plt = pyplot()
+def plot_runs(
+    curves: Sequence[RunCurve], panels: Sequence[SolutionPanel], path: Path | None = None, title: str = ""
+) -> Picture:
+    """Loss curves on top, below the solutions of each run; saved if there is a path."""
     flat = [p for p in panels if p.arrays.dimension < 3]  # solutions in space cannot be drawn flat
     heights = [4.4, *(2.9 if p.arrays.dimension == 1 else 8.4 * len(p.values) for p in flat)]
     width = max([7.0, *(0.6 + 3.2 * len(p.y) for p in flat if p.arrays.dimension == 2)])
-    figure = plt.figure(figsize=(width, sum(heights)), layout="constrained")
+    figure = new_figure(width, sum(heights))
     parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
     _draw_curves(parts[0].subplots(), curves, title)
     for part, panel in zip(parts[1:], flat, strict=True):
         (_draw_lines if panel.arrays.dimension == 1 else _draw_maps)(part, panel)
     save(figure, path)
+    return figure
 
 
-def plot_solution(arrays: FrameArrays, fields: Mapping[str, Floats], path: Path, title: str = "") -> None:
-    """All fields of one solution, at points (N,) or vectors on cells (K, d)."""
-    if arrays.dimension == 3:
-        how = either("--out u.xdmf", "write_fields")
-        raise ValueError(f"solutions in space are not drawn: write them with {how} and open that in ParaView")
-    plt = pyplot()
-    figure, axes = plt.subplots(1, len(fields), figsize=(5.2 * len(fields), 4.0), layout="constrained", squeeze=False)
-    for ax, (name, values) in zip(axes[0], fields.items(), strict=True):
-        if arrays.dimension == 1:
-            order = np.argsort(arrays.points[:, 0])
-            ax.plot(arrays.points[order, 0], values[order], color=COLORS[0])
-            ax.set(xlabel="x", title=symbol(name))
-            ax.grid(alpha=0.3)
-        else:
-            figure.colorbar(_map(ax, arrays, values), ax=ax, shrink=0.85)
-            ax.set_title(symbol(name) if values.ndim == 1 else f"|{symbol(name)}| and its direction")
+def plot_solutions(
+    arrays: FrameArrays, fields: Mapping[str, Floats], y: Floats, path: Path | None = None, title: str = ""
+) -> Picture:
+    """All fields for y (B, p), at points (B, N) or vectors on cells (B, K, d); saved if there is a path.
+
+    In one dimension a panel per field with a line per y; in two a map per field and y, a column for each y, with one
+    scale of colours per field.
+    """
+    check_drawable(arrays, len(y))
+    if arrays.dimension == 1:
+        figure = new_figure(5.2 * len(fields), 4.0)
+        for axes, (name, values) in zip(figure.subplots(1, len(fields), squeeze=False)[0], fields.items(), strict=True):
+            for i, value in enumerate(values):
+                _line(axes, arrays, value, color=COLORS[i % len(COLORS)], label=_short(y[i]))
+            axes.set(xlabel="x", title=symbol(name))
+            axes.grid(alpha=0.3)
+            if len(y) > 1:
+                axes.legend(fontsize=7)
+    else:
+        alone = len(y) == 1  # then fields side by side
+        shape = (1, len(fields)) if alone else (len(fields), len(y))
+        width, height = (5.2, 4.0) if alone else (3.4, 3.3)
+        figure = new_figure(width * shape[1], height * shape[0])
+        grid = figure.subplots(*shape, squeeze=False)
+        for row, (name, values) in zip(grid.T if alone else grid, fields.items(), strict=True):
+            sizes = values if values.ndim == 2 else np.linalg.norm(values, axis=2)
+            limits = dict(vmin=float(sizes.min()), vmax=float(sizes.max()))
+            drawn = [_map(axes, arrays, value, **limits) for axes, value in zip(row, values, strict=True)]
+            figure.colorbar(drawn[0], ax=list(row), shrink=0.85)
+            for axes, sample in zip(row, y, strict=True):
+                what = symbol(name) if values.ndim == 2 else f"|{symbol(name)}| and its direction"
+                axes.set_title(what if alone else f"{what}\n{_short(sample)}", fontsize=12 if alone else 9)
     figure.suptitle(title)
     save(figure, path)
+    return figure
 
 
-def save(figure: Any, path: Path) -> None:
-    with written_whole(path) as file:
-        figure.savefig(file, format=path.suffix[1:], dpi=130)
-    pyplot().close(figure)
+def check_drawable(arrays: FrameArrays, samples: int = 1) -> None:
+    """A ValueError if solutions of this dimension, or as many of them, are not drawn."""
+    if arrays.dimension == 3:
+        how = either("--out u.xdmf", "write(y, 'u.xdmf')")
+        raise ValueError(f"solutions in space are not drawn: write them with {how} and open that in ParaView")
+    if samples > DRAWN:
+        raise ValueError(f"{samples} solutions are too many for one picture: draw at most {DRAWN}")
 
 
 def _draw_curves(axes: Any, curves: Sequence[RunCurve], title: str) -> None:
@@ -120,15 +145,13 @@ def _draw_curves(axes: Any, curves: Sequence[RunCurve], title: str) -> None:
 
 
 def _draw_lines(part: Any, panel: SolutionPanel) -> None:
-    """One panel a field, one colour a sample; the reference broad and pale under the surrogate."""
-    x = panel.arrays.points[:, 0]
-    order = np.argsort(x)
+    """One panel per field, one colour per sample; the reference broad and pale under the surrogate."""
     all_axes = part.subplots(1, len(panel.values), squeeze=False)[0]
     for axes, (name, values) in zip(all_axes, panel.values.items(), strict=True):
         for i, value in enumerate(values):
             color = COLORS[i % len(COLORS)]
-            axes.plot(x[order], panel.reference[name][i][order], color=color, linewidth=5, alpha=0.25)
-            axes.plot(x[order], value[order], color=color, linewidth=1.2, label=_short(panel.y[i]))
+            _line(axes, panel.arrays, panel.reference[name][i], color=color, linewidth=5, alpha=0.25)
+            _line(axes, panel.arrays, value, color=color, linewidth=1.2, label=_short(panel.y[i]))
         axes.set(xlabel="x", title=f"{panel.label}: {symbol(name)}")
         axes.grid(alpha=0.3)
     all_axes[0].legend(fontsize=7)
@@ -165,6 +188,16 @@ def _short(y: Floats) -> str:
     return "y = " + ", ".join(f"{v:.2g}" for v in y[:4]) + (", …" if len(y) > 4 else "")
 
 
+def _line(axes: Any, arrays: FrameArrays, values: Floats, **options: Any) -> None:
+    """A field over the interval: values (N,) at points joined by lines, values (K, 1) on cells as steps."""
+    if values.ndim == 1:
+        order = np.argsort(arrays.points[:, 0])
+        axes.plot(arrays.points[order, 0], values[order], **options)
+    else:
+        order = np.argsort(arrays.centres[:, 0])
+        axes.stairs(values[order, 0], np.sort(arrays.points[:, 0]), baseline=None, **options)
+
+
 def _map(axes: Any, arrays: FrameArrays, values: Floats, **options: Any) -> Any:
     axes.set_aspect("equal")
     axes.set_axis_off()
@@ -189,4 +222,4 @@ def _arrows(axes: Any, arrays: FrameArrays, vectors: Floats, across: int = 14) -
 
 
 def symbol(name: str) -> str:
-    return {"sigma": "σ"}.get(name, name)
+    return {"sigma": "σ", "flux": "a∇u"}.get(name, name)

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from fem_frames.studies.plots import pyplot
-from fem_frames.studies.solution_plots import COLORS, save, symbol
+from fem_frames.studies.plots import new_figure, save
+from fem_frames.studies.solution_plots import COLORS, symbol
 from training.experiments.report import EXCESSES
 
 STYLES = {"float16": ":", "float16 mixed": ":", "float32": "--", "float64": "-"}
@@ -41,11 +41,12 @@ def _draw_curves(
     table: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], curves: Mapping[str, Any], path: Path
 ) -> None:
     """One column per loss, by epoch above and by time below. Colours show the first label, line styles precisions."""
-    plt = pyplot()
+    from matplotlib.lines import Line2D
+
     losses = list(dict.fromkeys(row["loss_name"] for row in table["rows"]))
     kinds = list(dict.fromkeys(row["labels"][0] for row in table["rows"]))
     width = 1.5 + 4.8 * len(losses)
-    figure = plt.figure(figsize=(width, 8.6), layout="constrained")
+    figure = new_figure(width, 8.6)
     upper, lower = figure.subfigures(2, 1, height_ratios=[8.0, 0.6])
     grid = upper.subplots(2, len(losses), sharey=True, squeeze=False)
     for row in rows:
@@ -77,7 +78,7 @@ def _draw_curves(
     seeds = sorted({row["seed"] for row in rows})
     keys += [(f"seed {s}", dict(color="black", linewidth=0.7, marker="o", markersize=3)) for s in seeds if s]
     keys += [("floor", dict(color="silver", linewidth=3.0))] if floor else []
-    lines = [plt.Line2D([], [], label=text, **look) for text, look in keys]
+    lines = [Line2D([], [], label=text, **look) for text, look in keys]
     lower.legend(handles=lines, loc="center", ncols=min(len(lines), 3 + 2 * len(losses)), fontsize=8)
     crosses = " (×: not finite after that)" if any(row["status"] == "diverged" for row in rows) else ""
     upper.suptitle(fill(f"Table {table['name']}: {table['title']}{crosses}", int(9 * width)))
@@ -85,8 +86,8 @@ def _draw_curves(
 
 
 def _draw_levels(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    plt = pyplot()
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11.0, 4.4), layout="constrained")
+    figure = new_figure(11.0, 4.4)
+    left, right = figure.subplots(1, 2)
     for number, loss in enumerate(dict.fromkeys(row["loss_name"] for row in rows)):
         chosen = [row for row in rows if row["loss_name"] == loss and row["excess"] is not None]
         levels = [row["levels"] for row in chosen]
@@ -114,9 +115,9 @@ def _draw_levels(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def _draw_ablation(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    plt = pyplot()
     kinds = list(dict.fromkeys(row["labels"][0] for row in rows))
-    figure, axes = plt.subplots(figsize=(8.0, 1.2 + 0.42 * len(kinds)), layout="constrained")
+    figure = new_figure(8.0, 1.2 + 0.42 * len(kinds))
+    axes = figure.subplots()
     for row in rows:
         if row["ratio"] is not None:
             place = kinds.index(row["labels"][0])
@@ -132,11 +133,9 @@ def _draw_ablation(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 def draw_initialisation(values: Mapping[str, Mapping[str, Any]], x: Any, path: Path) -> None:
     """u and σ of nets with random weights: for each basis `values` has the fields (SAMPLES, N)."""
-    plt = pyplot()
     fields = list(next(iter(values.values())))
-    figure, grid = plt.subplots(
-        len(values), len(fields), figsize=(4.8 * len(fields), 2.9 * len(values)), layout="constrained", squeeze=False
-    )
+    figure = new_figure(4.8 * len(fields), 2.9 * len(values))
+    grid = figure.subplots(len(values), len(fields), squeeze=False)
     order = np.argsort(x)
     for line, (basis, by_field) in zip(grid, values.items(), strict=True):
         for axes, name in zip(line, fields, strict=True):

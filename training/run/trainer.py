@@ -39,7 +39,7 @@ from training.run.distributed import ProcessLostError, World
 from training.run.failure import TrainingError, diverged
 from training.run.log import Display, RunLog, display
 from training.run.signals import StopSignals
-from training.surrogate import fingerprint
+from training.saved_problem import fingerprint
 
 
 def train(

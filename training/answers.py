@@ -1,0 +1,87 @@
+"""Answers of a surrogate other than nodal values: a summary in words, values at points, fluxes on cells.
+
+B samples, N points of the mesh, n points that are asked for, K finest cells, d dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fem_frames.formulations.formulation import Formulation
+from fem_frames.frame.arrays import FrameArrays
+from fem_frames.frame.level_matrices import flux_field, nodal_places, nodal_states, state_size, state_slices
+from fem_frames.mesh.geometry import Floats
+from fem_frames.mesh.location import locate
+from fem_frames.problem.definition import Problem
+from fem_frames.problem.parameters import Uniform
+
+if TYPE_CHECKING:
+    from training.surrogate import Surrogate
+
+FLUX = "sigma"  # the name of a_y ∇u beside fields, that of the flux in least squares
+
+
+def summary(surrogate: Surrogate, problem: Problem | None) -> str:
+    """Problem, frame, parameters, net and test error, in a few lines."""
+    arrays, net = surrogate.arrays, surrogate.description
+    levels = f"levels {arrays.first_level} to {arrays.finest_level}"
+    domain = f"p = {net.parameters}"
+    if problem is not None:
+        domain = f"{problem.parameters}"
+    elif net.box is not None:
+        domain = f"{Uniform(*net.box)}"
+    size = sum(weights.numel() for weights in surrogate.net.parameters())
+    lines = [
+        f"Surrogate of {arrays.record.get('problem')} ({arrays.formulation}, {arrays.dimension}D, {levels})",
+        f"y in {domain}" if domain[0] != "p" else f"y with {domain}",
+        f"net {net.name} of {size} parameters in {net.precision}, Nhat = {arrays.frame_size}",
+    ]
+    result = surrogate.record.get("result")
+    test = result.get("test") if isinstance(result, dict) else None
+    mre = test.get("mre") if isinstance(test, dict) else None
+    if isinstance(mre, float):
+        lines.append(f"mean relative error {mre:.2e} on its test set")
+    return "\n  ".join(lines)
+
+
+def values_at(arrays: FrameArrays, fields: Mapping[str, Tensor], points: npt.ArrayLike) -> dict[str, Tensor]:
+    """Of each field, values at points (n, d) from nodal values: of P1 fields (B, n), of fluxes in RT0 (B, n, d)."""
+    cell, hats = locate(points, arrays.points, arrays.levels)
+    x = np.einsum("nl,nld->nd", hats, arrays.points[arrays.levels[-1].cells[cell]])
+    found = {}
+    for f in arrays.fields:
+        values = fields[f.name]
+        local = values[:, torch.as_tensor(nodal_places(arrays, f)[cell], device=values.device)]  # (B, n, L)
+        if f.degree == 0:
+            found[f.name] = (local * torch.as_tensor(hats).to(values)).sum(-1)
+            continue
+        states = nodal_states(arrays, f, len(arrays.levels) - 1)[cell]  # (n, L, c)
+        basis = f.element.cell_values(f.element.shift(states, (x - arrays.centres[cell])[:, None]))  # (n, L, d)
+        found[f.name] = torch.einsum("bnl,nld->bnd", local, torch.as_tensor(basis).to(values))
+    return found
+
+
+def has_flux(arrays: FrameArrays) -> bool:
+    """Whether the flux is a field of its own."""
+    return flux_field(arrays) is not None
+
+
+def flux_by_gradient(formulation: Formulation, w: Tensor, y: Tensor) -> Tensor:
+    """(B, K, d) a_y ∇u on every finest cell, with the mean of a_y there, from frame coefficients (B, Nhat)."""
+    arrays = formulation.frame.arrays
+    states = formulation.states(w).reshape(len(w), len(arrays.volumes), state_size(arrays))
+    roots = torch.as_tensor(np.sqrt(arrays.volumes)).to(states)
+    of_u = states[..., state_slices(arrays)[arrays.fields[0].name]]
+    gradient = of_u[..., -arrays.dimension :] / roots[:, None]  # last in the states of P1, with and without values
+    return formulation.mean(formulation.coefficient(y)).T[..., None] * gradient
+
+
+def as_arrays(fields: Mapping[str, Tensor]) -> dict[str, Floats]:
+    """The fields in NumPy and float64."""
+    return {name: value.double().cpu().numpy() for name, value in fields.items()}

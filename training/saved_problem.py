@@ -1,0 +1,65 @@
+"""The problem of a surrogate in its file, as tensors, numbers and texts, and a fingerprint to compare it by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fem_frames.formulations.formulation import Formulation
+from fem_frames.frame.arrays import FrameArrays
+from fem_frames.frame.level_matrices import quadrature_points
+from fem_frames.problem.catalogue import PROBLEMS
+from fem_frames.problem.definition import Problem
+from fem_frames.problem.description import describe_problem, described_problem
+from fem_frames.problem.loading import recorded_problem
+
+
+def problem_content(problem: Problem | None, arrays: FrameArrays) -> dict[str, Any]:
+    """What a file holds of the problem; nothing of built-in ones, which are made by name, or if it has functions."""
+    if problem is None or arrays.record.get("problem") in PROBLEMS:
+        return {}
+    description = describe_problem(problem, quadrature_points(arrays), arrays.regions)
+    return {} if description is None else {"problem": _converted(description, np.ndarray, _as_tensor)}
+
+
+def saved_problem(content: dict[str, Any], arrays: FrameArrays) -> Problem | None:
+    """The problem of a surrogate: built in, or as its file describes it; None where neither is known.
+
+    A ValueError if the description is damaged.
+    """
+    if arrays.record.get("problem") not in PROBLEMS and "problem" in content:
+        description = _converted(content["problem"], Tensor, _as_array)
+        lift = arrays.fields[0].lift[-1]
+        return described_problem(description, arrays.record, quadrature_points(arrays), arrays.points, lift)
+    try:
+        return recorded_problem(arrays.record)
+    except ValueError:  # solutions can be had without
+        return None
+
+
+def fingerprint(exact: Formulation) -> list[float]:
+    """Losses that tell problems apart which are called the same: functions have no other identity."""
+    size, device = exact.frame.frame_size, exact.frame.device
+    w = torch.linspace(-1, 1, size, dtype=torch.float64, device=device).expand(2, -1)
+    y = torch.as_tensor(exact.problem.parameters.sample(2, 0), device=device)
+    return [float(value) for value in exact.loss(w, y)]
+
+
+def _converted(value: Any, kind: type, convert: Callable[[Any], Any]) -> Any:
+    """The same dictionaries, with their arrays converted."""
+    if isinstance(value, dict):
+        return {key: _converted(entry, kind, convert) for key, entry in value.items()}
+    return convert(value) if isinstance(value, kind) else value
+
+
+def _as_tensor(array: np.ndarray) -> Tensor:
+    return torch.as_tensor(np.array(array))  # a copy: arrays of a frame are read-only
+
+
+def _as_array(tensor: Tensor) -> np.ndarray | None:
+    ordinary = tensor.layout == torch.strided and tensor.dtype == torch.float64 and tensor.device.type == "cpu"
+    return tensor.detach().numpy() if ordinary else None  # which is no table
