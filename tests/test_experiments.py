@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from small_runs import result_of, run_command
+from small_runs import call_command, result_of, run_command
 
 from fem_frames.commands import tables as tables_command
 from nets import NETS
@@ -205,7 +205,7 @@ def test_a_finished_run_is_not_begun_again(tmp_path):
     (cell,) = small_cells(tmp_path, good={})
     run_quietly([cell])
     before = (cell.folder / "log.jsonl").read_bytes(), result_of(cell.folder)
-    done = run_command("train", "--out", cell.folder, "--resume", "--json")
+    done = call_command("train", "--out", cell.folder, "--resume", "--json")
     assert json.loads(done.stdout)["loss"] == before[1]["loss"]
     assert ((cell.folder / "log.jsonl").read_bytes(), result_of(cell.folder)) == before
 
@@ -214,7 +214,7 @@ def test_settings_lie_beside_their_cell_and_train_it_again(tmp_path):
     claim(tmp_path, "cpu")
     (cell,) = small_cells(tmp_path, good={})
     run_quietly([cell])
-    run_command("train", cell.settings, "--out", tmp_path / "again", "--quiet")
+    call_command("train", cell.settings, "--out", tmp_path / "again", "--quiet")
     assert result_of(tmp_path / "again")["loss"] == result_of(cell.folder)["loss"]
 
 
@@ -316,12 +316,12 @@ def test_tables_runs_and_reports_from_the_command_line(tmp_path):
     arguments = ("tables", "--preset", "quick", "--table", "2", "--cells", "full-lbfgs-stable-float16", "--out", out)
     done = json.loads(run_command(*arguments, "--json").stdout)
     assert (done["cells"], done["done"], done["failed"]) == (1, 1, [])
-    listed = json.loads(run_command(*arguments, "--json", "--list").stdout)["rows"]
+    listed = json.loads(call_command(*arguments, "--json", "--list").stdout)["rows"]
     assert [row["status"] for row in listed] == ["done"]
-    record = json.loads(run_command("report", out, "--json").stdout)
+    record = json.loads(call_command("report", out, "--json").stdout)
     assert (record["cells"], record["complete"]) == (39, 1)
     assert (out / "report" / "report.md").exists()
-    record = json.loads(run_command("report", out, "--cells", "*-lbfgs-stable-*", "--no-figures", "--json").stdout)
+    record = json.loads(call_command("report", out, "--cells", "*-lbfgs-stable-*", "--no-figures", "--json").stdout)
     assert (record["cells"], record["complete"]) == (3, 1)
     page = (out / "report" / "report.md").read_text()
     assert "--preset quick --cells '*-lbfgs-stable-*'`" in page
@@ -331,7 +331,7 @@ def test_tables_runs_and_reports_from_the_command_line(tmp_path):
 def test_train_takes_the_recipe_and_what_is_given_wins(tmp_path):
     common = ("--problem", "quarters", "--formulation", "least-squares", "--levels", 3, "--epochs", 2)
     more = ("--test-samples", 4, "--precision", "float16", "--level-decay", 1, "--quiet")
-    run_command("train", "--preset", "best", *common, *more, "--out", tmp_path / "run")
+    call_command("train", "--preset", "best", *common, *more, "--out", tmp_path / "run")
     toml = (tmp_path / "run" / "configuration.toml").read_text()
     for line in ('optimizer = "soap"', "mixed = true", "level_decay = 1.0", "epochs = 2"):
         assert line in toml.splitlines()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from frames import CASES, case, ring
-from test_commands import run
+from small_runs import call_command
 
 from fem_frames import (
     ByRegion,
@@ -283,16 +283,17 @@ def test_answers_on_triangles_can_be_seen(tmp_path):
     surrogate = Surrogate.load(tmp_path / "run")
     fluxes = surrogate([1.0, 0.8, 1.2, 0.6])["sigma"][0].double().numpy()
     vectors = flux_at_centres(surrogate.arrays, fluxes)
-    told = json.loads(run("query", "run", "--y", "1,0.8,1.2,0.6", "--out", "u.vtu", "--json", cwd=tmp_path).stdout)
+    query = ("query", "run", "--y", "1,0.8,1.2,0.6")
+    told = json.loads(call_command(*query, "--out", "u.vtu", "--json", cwd=tmp_path).stdout)
     np.testing.assert_allclose(told["values"]["sigma"], vectors, atol=1e-6)
     assert np.shape(told["centres"]) == vectors.shape
     written = meshio.read(tmp_path / "u.vtu")
     np.testing.assert_allclose(written.cell_data["sigma"][0][:, :2], vectors, atol=1e-6)
     assert written.point_data["u"].shape == (25,)
-    told = run("query", "run", "--y", "1,0.8,1.2,0.6", "--out", "u.xdmf", "--plot", "u.png", cwd=tmp_path).stdout
+    told = call_command(*query, "--out", "u.xdmf", "--plot", "u.png", cwd=tmp_path).stdout
     assert "sigma        32 vectors of length from" in told
     assert 'Name="sigma"' in (tmp_path / "u.xdmf").read_text()
-    run("plot", "run", "--samples", "1", "--out", "runs.png", cwd=tmp_path)
+    call_command("plot", "run", "--samples", "1", "--out", "runs.png", cwd=tmp_path)
     assert (tmp_path / "runs.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -309,6 +310,7 @@ def test_surrogates_change_their_precision(tmp_path):
     assert 1e-5 < off < 1e-2
     with pytest.raises(ValueError, match="dtype is 'float8'"):
         surrogate.to("float8")
-    told = json.loads(run("evaluate", "run", "--samples", "4", "--precision", "float16", "--json", cwd=tmp_path).stdout)
+    said = call_command("evaluate", "run", "--samples", 4, "--precision", "float16", "--json", cwd=tmp_path).stdout
+    told = json.loads(said)
     assert told["precision"] == "float16"
     assert told["loss"] == pytest.approx(float(half.loss(surrogate.problem.parameters.sample(4, 0)).mean()), rel=1e-6)

@@ -1,9 +1,6 @@
 """Methods without frames and nets: full and reduced systems, regression on modes, and the demo that compares."""
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from math import comb, prod
 
@@ -13,7 +10,8 @@ import torch
 from frames import case
 from numpy.polynomial.legendre import leggauss
 from oracles import slope
-from test_demos import ROOT
+from processes import run_program
+from test_demos import AS_SCRIPT, ROOT
 from test_imports import ABSENT
 
 from fem_frames import Affine, Frame, MeshHierarchy, export_frame, make_formulation, make_problem
@@ -309,17 +307,8 @@ def test_what_does_not_fit_is_refused_with_a_remedy():
 
 def run_demo(*arguments):
     """In a process with NumPy, SciPy, torch and matplotlib only."""
-    script = "demos/demo_comparison.py"
-    program = f"""{ABSENT}
-import runpy
-Absent.names.remove("scipy")
-sys.argv = {[script, *map(str, arguments)]!r}
-runpy.run_path({script!r}, run_name="__main__")
-"""
-    command = [sys.executable, "-c", program]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=300, cwd=ROOT, env=dict(os.environ), check=False
-    )
+    program = f'{ABSENT}\nAbsent.names.remove("scipy")\n{AS_SCRIPT}'
+    return run_program(program, "demos/demo_comparison.py", *arguments, cwd=ROOT)
 
 
 def test_demo_comparison_runs_from_frame_files_alone(tmp_path, frame_file):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_runs import result_of, run_command
+from small_runs import call_command, result_of, run_command
 from test_experiments import SMALL, run_quietly, small_cells
 
 from fem_frames import MeshHierarchy, export_frame, make_problem
@@ -76,7 +76,7 @@ def test_nets_are_evaluated_on_new_samples_as_the_command_does_it(experiment):
     preset, out = experiment
     fresh = evaluate_fresh(preset.cells(out), 7)
     assert len(fresh) == 3
-    told = json.loads(run_command("evaluate", out / "full-adam-bpx-float32", "--seed", 7, "--json").stdout)
+    told = json.loads(call_command("evaluate", out / "full-adam-bpx-float32", "--seed", 7, "--json").stdout)
     assert fresh["full-adam-bpx-float32"]["loss"] == pytest.approx(told["loss"], rel=1e-12)
     rows = [row for table in collect(out, preset, fresh)["tables"] for row in table["rows"]]
     assert sum(row["fresh"] is not None for row in rows) == 4  # one cell is in two tables
