@@ -79,6 +79,17 @@ CASES = {
 }
 
 
+SIX = (
+    "interval, LS, mixed",
+    "square, mixed",
+    "square, LS, mixed",
+    "square, weighted, mixed",
+    "cube, mixed",
+    "cube, LS, mixed",
+)
+"""Every dimension, element and formulation, each with a and f that vary and all boundary data: for one code's sake."""
+
+
 @cache
 def case(name):
     """(problem, arrays)"""

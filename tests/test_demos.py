@@ -65,7 +65,7 @@ def test_demos_of_the_operators_need_dolfinx_for_their_frames_only(tmp_path, nam
 @pytest.mark.serial
 def test_demo_training(tmp_path):
     """Six short runs and a longer one; its own claims are asserted in the demo."""
-    run(AS_SCRIPT, "demos/demo_training.py", "--out", tmp_path, "--levels", 7, "--epochs", 450)
+    run(AS_SCRIPT, "demos/demo_training.py", "--out", tmp_path, "--levels", 7, "--epochs", 300)
     assert is_picture(tmp_path / "training.png")
     assert (tmp_path / "training/surrogate/surrogate.pt").exists()
 
