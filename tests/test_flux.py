@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from frames import CASES, case, ring
+from frames import SIX, case, ring
 from small_runs import call_command
 
 from fem_frames import (
@@ -28,7 +28,13 @@ from fem_frames.mesh.simplices import boundary_entries, facet_vectors, find, pro
 from fem_frames.solvers.spectra import flux_bounds
 from training import Configuration, Surrogate, train
 
-FLUXES = [name for name in CASES if "LS" in name or "weighted" in name]
+pytestmark = pytest.mark.serial
+FLUXES = [
+    *(name for name in SIX if "LS" in name or "weighted" in name),
+    "square, LS",
+    "ring, LS",
+    "interval, LS, level 0",
+]
 
 
 def exported(problem, levels, **options):
@@ -261,7 +267,6 @@ def test_fluxes_of_a_constant_field_give_it_back(name, levels):
         flux_at_centres(arrays, fluxes[1:])
 
 
-@pytest.mark.serial
 @pytest.mark.parametrize("net", ["full", "separate", "separate-frame"])
 @pytest.mark.parametrize("formulation", ["least-squares", "weighted-least-squares"])
 def test_all_nets_train_on_triangles(tmp_path, net, formulation):
@@ -273,7 +278,6 @@ def test_all_nets_train_on_triangles(tmp_path, net, formulation):
     assert result["floor"] < result["loss"] < 0.5 * first
 
 
-@pytest.mark.serial
 def test_answers_on_triangles_can_be_seen(tmp_path):
     """By command, in pictures and files: vectors on cells, which are those of the fluxes."""
     import meshio
@@ -297,7 +301,6 @@ def test_answers_on_triangles_can_be_seen(tmp_path):
     assert (tmp_path / "runs.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.serial
 def test_surrogates_change_their_precision(tmp_path):
     settings = dict(problem="checkerboard", formulation="least-squares", levels=2, epochs=100, test_samples=2)
     train(Configuration(**settings, net="separate-frame"), tmp_path / "run", quiet=True)
