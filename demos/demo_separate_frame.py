@@ -1,6 +1,6 @@
 """How far the paper's nets with prolongations can get, however they are trained.
 
-    python demos/demo_separate_frame.py [--out FOLDER] [--levels 10] [--trained 6] [--epochs 1500]
+    python demos/demo_separate_frame.py [--out FOLDER] [--levels 10] [--trained 6] [--epochs 1500] [--samples 1500]
 
 In the separate frame representation the net of each level starts on the coarsest one and is prolonged. On four quarters
 of an interval the coarsest level has one inner point, so such a net sees y through one number. This demo searches for
@@ -24,11 +24,12 @@ parser.add_argument("--out", type=Path, default=Path("results"), help="folder fo
 parser.add_argument("--levels", type=int, default=10, help="search for every second J up to this one; default: 10")
 parser.add_argument("--trained", type=int, default=6, help="nets are trained up to this J; default: 6")
 parser.add_argument("--epochs", type=int, default=1500, help="training steps; default: 1500")
+parser.add_argument("--samples", type=int, default=1500, help="parameters y that the search fits; default: 1500")
 arguments = parser.parse_args()
-if arguments.levels < 6 or arguments.trained < 4 or arguments.epochs < 200:
-    parser.error("a comparison needs at least --levels 6, --trained 4 and --epochs 200")
+if arguments.levels < 6 or arguments.trained < 4 or arguments.epochs < 200 or arguments.samples < 300:
+    parser.error("a comparison needs at least --levels 6, --trained 4, --epochs 200 and --samples 300")
 torch.set_default_dtype(torch.float64)
-DEGREE, COARSE, SAMPLES = 6, 3, 1500
+DEGREE, COARSE = 6, 3
 
 
 # ---- 1. A sum of functions of one number each ----------------------------------------------------------
@@ -100,7 +101,7 @@ def searched(data, directions):
 
 
 print("(LS) on four quarters: excess of the test loss over its floor")
-seen, new = solutions(SAMPLES, seed=1), solutions(SAMPLES, seed=2)
+seen, new = solutions(arguments.samples, seed=1), solutions(arguments.samples, seed=2)
 best, directions, generator = {}, torch.empty(0, 4), torch.Generator().manual_seed(0)
 for J in range(4, arguments.levels + 1, 2):
     # The search is local. It starts from the best of fewer levels with two new directions, and from the four axes.

@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 from functools import cache
+from itertools import combinations
 
 import numpy as np
 import torch
+from scipy import sparse
 
 from fem_frames import (
     ByRegion,
@@ -79,6 +81,17 @@ CASES = {
 }
 
 
+SIX = (
+    "interval, LS, mixed",
+    "square, mixed",
+    "square, LS, mixed",
+    "square, weighted, mixed",
+    "cube, mixed",
+    "cube, LS, mixed",
+)
+"""Every dimension, element and formulation, each with a and f that vary and all boundary data: for one code's sake."""
+
+
 @cache
 def case(name):
     """(problem, arrays)"""
@@ -126,3 +139,59 @@ def dense_forms(problem, arrays, y):
             parts = [root * flux, root * rows[:, 2 * d :]]
         found.append(sum(part.reshape(-1, D.shape[1]).T @ part.reshape(-1, D.shape[1]) for part in parts))
     return np.stack(found)
+
+
+def nodal_forms(problem, arrays, y):
+    """(B, N, N) A_y: on the finest level alone the frame is the nodal basis, but for the normalisation."""
+    basis = finest_level(arrays)
+    height = np.concatenate([f.scale[0] for f in basis.families])
+    return dense_forms(problem, basis, y) / np.outer(height, height)
+
+
+def dense_residuals(problem, arrays, y):
+    """(B, K, r, m) what is squared on a cell, of its state times |T|^{1/2}: by NumPy, at quadrature points.
+
+    (E): √a g. (LS): the divergence q, and τ/a - g with τ = τ_c + (x - x_c) q/d, times √a with weights.
+    """
+    data = matrices.quadrature_data(arrays, problem.quadrature_degree)
+    K, Q, d = data.points.shape
+    tables = problem.tabulate(data.points, arrays.regions)
+    a = np.broadcast_to(problem.coefficient_values(tables, y, data.points), (len(y), K, Q))[..., None, None]
+    roots = np.sqrt(data.weights / arrays.volumes[:, None])[..., None, None]
+    if arrays.formulation == "energy":
+        return (roots * np.sqrt(a) * np.eye(d)).reshape(len(y), K, Q * d, d)
+    flux = np.zeros((len(y), K, Q, d, 2 * d + 1))
+    flux[..., :d] = -np.eye(d)
+    flux[..., d : 2 * d] = np.eye(d) / a
+    flux[..., 2 * d :] = (data.points - arrays.centres[:, None])[..., None] / (d * a)
+    flux *= roots * (np.sqrt(a) if arrays.formulation.startswith("weighted") else 1.0)
+    divergence = np.broadcast_to(np.eye(2 * d + 1)[2 * d :], (len(y), K, 1, 2 * d + 1))
+    return np.concatenate([divergence, flux.reshape(len(y), K, Q * d, -1)], axis=2)
+
+
+def block_diagonal(blocks):
+    """(B, K r, K m) from (B, K, r, m)."""
+    return np.stack([sparse.block_diag(list(of_sample)).toarray() for of_sample in blocks])
+
+
+def dense_blocks(problem, arrays, y):
+    """(B, K m, K m) C_y."""
+    residuals = dense_residuals(problem, arrays, y)
+    return block_diagonal(np.swapaxes(residuals, 2, 3) @ residuals)
+
+
+def dense_localisation(arrays):
+    """(K L, N) E: which free value is a cell's value at its corners, or through its facets in the order of corners."""
+    cells, columns, start = arrays.levels[-1].cells, [], 0
+    for f in arrays.fields:
+        if f.degree == 0:
+            numbers = {(int(point),): start + i for i, point in enumerate(f.free[-1])}
+            local = [[(int(point),) for point in cell] for cell in cells]
+        else:
+            facets = arrays.simplices(len(arrays.levels) - 1, f.degree)[0]
+            numbers = {tuple(sorted(facets[j].tolist())): start + i for i, j in enumerate(f.free[-1])}
+            local = [combinations(sorted(cell.tolist()), f.degree + 1) for cell in cells]
+        columns.append([[numbers.get(simplex, -1) for simplex in simplices] for simplices in local])
+        start += len(f.free[-1])
+    places = np.concatenate(columns, axis=1).ravel()
+    return 1.0 * (places[:, None] == np.arange(start))

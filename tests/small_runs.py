@@ -1,13 +1,16 @@
 """Small nets, objectives and runs for the tests of training."""
 
+import contextlib
+import io
 import json
 import subprocess
-import sys
 
 import torch
 from frames import case
+from processes import COMMAND, run_program
 
 from fem_frames import Frame, make_formulation
+from fem_frames.commands import main
 from nets import make_net
 from training.losses import make_loss
 from training.net_outputs import level_sizes, prolongations
@@ -35,17 +38,25 @@ def flat(tensors):
     return torch.cat([t.detach().reshape(-1) for t in tensors])
 
 
+def call_command(*arguments, expect=0, cwd=None):
+    """`fem-frames` in this process, with what it says."""
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with contextlib.chdir(cwd or "."), contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+        try:
+            code = main([*map(str, arguments)])
+        except SystemExit as end:
+            code = end.code
+    assert code == expect, stdout.getvalue() + stderr.getvalue()
+    return subprocess.CompletedProcess(arguments, code, stdout.getvalue(), stderr.getvalue())
+
+
 def run_command(*arguments, check=True, cwd=None, env=None, timeout=300, start=()):
     """`fem-frames` in a process of its own, started by `start`, such as torchrun."""
-    done = subprocess.run(
-        [*(start or [sys.executable, "-m", "fem_frames.commands"]), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env=env,
-        timeout=timeout,
-        check=False,
-    )
+    if start:
+        command = [*start, *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=timeout, check=False)
+    else:
+        done = run_program(COMMAND, *arguments, cwd=cwd, env=env, timeout=timeout)
     if check:
         assert done.returncode == 0, done.stdout + done.stderr
     return done

@@ -1,13 +1,12 @@
 """Files as a stranger could have made them, each naming Python files that leave a trace if they are executed."""
 
+import io
 import json
-import os
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import numpy as np
+from processes import COMMAND, run_program
 
 TRACE = "EXECUTED"
 CODE = f"""
@@ -48,8 +47,6 @@ def write_members(path, parts):
 
 
 def array_bytes(array):
-    import io
-
     file = io.BytesIO()
     np.save(file, array)
     return file.getvalue()
@@ -65,8 +62,6 @@ def header(shape, dtype="<f8", text=None):
 def with_record(path, target, change):
     """A copy of a file of arrays whose head, a dictionary, was changed."""
     parts = members(path)
-    import io
-
     head = json.loads(str(np.load(io.BytesIO(parts["head.npy"]))))
     change(head)
     return write_members(target, {**parts, "head.npy": array_bytes(np.array(json.dumps(head)))})
@@ -74,13 +69,5 @@ def with_record(path, target, change):
 
 def run_in(folder, *arguments, timeout=120):
     """`fem-frames` in a process of its own that works in the folder; (exit code, what it says on stderr)."""
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "fem_frames.commands", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=timeout,
-        check=False,
-    )
+    done = run_program(COMMAND, *arguments, cwd=folder, timeout=timeout)
     return done.returncode, done.stderr

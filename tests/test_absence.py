@@ -1,16 +1,19 @@
 """Without FEniCSx, or without its PETSc: what works still does, what does not says in one line what to do."""
 
-import subprocess
-import sys
-
 import pytest
-from test_imports import ABSENT, ROOT, run_without_dolfinx
+from processes import run_program
+from small_runs import call_command
+from test_imports import ABSENT, ROOT
 
 pytestmark = pytest.mark.serial
 NEED_DOLFINX = ("export_frame", "error_norms", "flux_error_norms")
 NEED_PETSC = ("ReferenceSolver", "solve_reference", "Sweep", "run_sweep")
 REMEDY = "conda env create -f environment.yml), by apt (python3-dolfinx) or with the container image"
 QUARTERS = ["--problem", "quarters", "--levels", "3"]
+
+
+def run_without_dolfinx(program, cwd=ROOT):
+    return run_program(ABSENT + program, cwd=cwd)
 
 
 def test_names_that_need_fenicsx_say_so():
@@ -76,16 +79,8 @@ def test_commands_that_need_fenicsx_say_so(tmp_path, arguments):
 
 
 def test_functions_of_surrogates_need_fenicsx(tmp_path):
-    done = run_without_dolfinx(
-        """
-Absent.names.clear()
-from training import Configuration, Surrogate, train
-
-train(Configuration(problem="quarters", levels=3, epochs=1, rank=2, test_samples=0), "run", quiet=True)
-""",
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
+    options = ("--epochs", 1, "--rank", 2, "--test-samples", 0, "--out", "run", "--quiet")
+    call_command("train", *QUARTERS, *options, cwd=tmp_path)
     done = run_without_dolfinx(
         """
 Absent.names.remove("scipy")
@@ -115,7 +110,7 @@ Surrogate.load("run").to_function([1, 1, 1, 1])
 )
 def test_builds_that_cannot_be_used_are_told_from_absent_ones(change, reason):
     program = f"{change}\nfrom fem_frames.commands import main\nmain(['condition', *{QUARTERS}])"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
+    done = run_program(program)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert reason in done.stderr
@@ -148,14 +143,7 @@ except ImportError:
 
 
 def run_without_petsc(program, cwd=ROOT):
-    return subprocess.run(
-        [sys.executable, "-c", WITHOUT_PETSC + program],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    return run_program(WITHOUT_PETSC + program, cwd=cwd)
 
 
 def test_frames_are_made_and_trained_on_without_petsc(tmp_path):

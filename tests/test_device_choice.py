@@ -8,7 +8,7 @@ import platform
 
 import pytest
 import torch
-from small_runs import run_command
+from small_runs import call_command
 
 from fem_frames.commands.info import collect
 from training import Configuration, train
@@ -170,7 +170,7 @@ def test_runs_are_guarded_and_recorded(tmp_path, frame_file, monkeypatch):
 
 
 def test_info_says_which_cuda_torch_has(monkeypatch):
-    assert json.loads(run_command("info", "--json").stdout)["cuda"] == (torch.version.cuda or "absent")
+    assert json.loads(call_command("info", "--json").stdout)["cuda"] == (torch.version.cuda or "absent")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     found = collect()
     assert found["cuda"] == "13.0"

@@ -3,9 +3,8 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -13,7 +12,8 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from small_runs import result_of, run_command
+from processes import start_program
+from small_runs import call_command, result_of, run_command
 
 from fem_frames.commands import tables as tables_command
 from nets import NETS
@@ -27,6 +27,7 @@ from training.losses import LOSSES
 from training.optimizers.steppers import LINE_SEARCH
 from training.recipes import RECIPES, best
 from training.registry import OPTIMIZERS
+from training.run.trainer import train
 
 pytestmark = pytest.mark.serial
 ROOT = Path(__file__).parent.parent
@@ -144,32 +145,92 @@ def test_the_recipe_fits_every_loss_and_optimizer():
 # ---- running
 
 
-def test_cells_run_once_and_one_that_diverges_does_not_stop_the_others(tmp_path):
-    claim(tmp_path, "cpu")
-    cells = small_cells(tmp_path, good={}, wild=dict(optimizer="sgd", rate=1e30), other=dict(precision="float64"))
-    outcome = run_quietly(cells)
-    assert (outcome.done, outcome.diverged, outcome.failed) == (["good", "other"], ["wild"], {})
-    assert [cell.state().status for cell in cells] == ["done", "diverged", "done"]
+LONG = dict(epochs=1000, checkpoint_every=5)
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """(folder, outcome) of cells that were run: one diverges, one has no room for its run, one is killed."""
+    out = tmp_path_factory.mktemp("cells") / "experiment"
+    claim(out, "cpu")
+    cells = cells_of(out)
+    (out / "blocked").mkdir()
+    (out / "blocked/mine.txt").write_text("not of a run")
+    killer = threading.Thread(target=lambda: kill_when_at_work(cells[-1]))
+    killer.start()
+    outcome = run_quietly(cells, workers=3)
+    killer.join()
+    return out, outcome
+
+
+def cells_of(out):
+    wild = dict(optimizer="sgd", rate=1e30)
+    return small_cells(out, good={}, wild=wild, other=dict(precision="float64"), blocked={}, killed=LONG)
+
+
+def kill_when_at_work(cell):
+    wait_for(lambda: cell.state().step > 5)
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if str(cell.folder).encode() in (process / "cmdline").read_bytes().split(b"\0"):
+                os.kill(int(process.name), signal.SIGKILL)
+
+
+def wait_for(condition, seconds=120):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_a_cell_that_diverges_fails_or_is_killed_does_not_stop_the_others(ended):
+    out, outcome = ended
+    cells = cells_of(out)
+    assert (outcome.done, outcome.diverged) == (["good", "other"], ["wild"])
+    assert [cell.state().status for cell in cells[:3]] == ["done", "diverged", "done"]
     failure = json.loads((cells[1].folder / "failure.json").read_text())
     assert cells[1].records()[-1]["step"] == failure["step"]  # the net was tested when it failed
     assert "is not finite at step" in failure["reason"]
     assert failure["parameters"] == result_of(cells[0].folder)["parameters"]
     assert not (cells[0].folder / "checkpoints").exists()
-    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file()}
-    assert run_quietly(cells) == outcome
-    assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file() and p.suffix != ".part"} == before
-
-
-def test_a_cell_that_fails_is_named_and_tried_again(tmp_path):
-    claim(tmp_path, "cpu")
-    blocked, good = small_cells(tmp_path, blocked={}, good={})
-    blocked.folder.mkdir()
-    (blocked.folder / "mine.txt").write_text("not of a run")
-    outcome = run_quietly([blocked, good])
-    assert outcome.done == ["good"]
+    assert set(outcome.failed) == {"blocked", "killed"}
     assert "mine.txt, which is not of a run" in outcome.failed["blocked"]
+    assert outcome.failed["killed"].startswith("killed by SIGKILL; was there memory enough? (see ")
+
+
+def test_cells_run_once_and_those_that_failed_are_tried_again(ended, tmp_path):
+    out, _ = ended
+    shutil.copytree(out, tmp_path / "again")
+    good, wild, other, blocked, _ = cells_of(tmp_path / "again")
+    finished = [good, wild, other]
     (blocked.folder / "mine.txt").unlink()
-    assert run_quietly([blocked, good]).done == ["blocked", "good"]
+    before = {p: p.stat().st_mtime_ns for cell in finished for p in cell.folder.rglob("*") if p.is_file()}
+    outcome = run_quietly([*finished, blocked])
+    assert (outcome.done, outcome.diverged, outcome.failed) == (["good", "other", "blocked"], ["wild"], {})
+    after = {p: p.stat().st_mtime_ns for cell in finished for p in cell.folder.rglob("*") if p.is_file()}
+    assert {p: t for p, t in after.items() if p.suffix != ".part"} == before
+
+
+def test_a_finished_run_is_not_begun_again(ended):
+    """Its checkpoints are gone: to resume it must not mean to start anew."""
+    cell = cells_of(ended[0])[0]
+    before = (cell.folder / "log.jsonl").read_bytes(), result_of(cell.folder)
+    done = call_command("train", "--out", cell.folder, "--resume", "--json")
+    assert json.loads(done.stdout)["loss"] == before[1]["loss"]
+    assert ((cell.folder / "log.jsonl").read_bytes(), result_of(cell.folder)) == before
+
+
+def test_settings_lie_beside_their_cell_and_train_it_again(ended, tmp_path):
+    cell = cells_of(ended[0])[0]
+    call_command("train", cell.settings, "--out", tmp_path / "again", "--quiet")
+    assert result_of(tmp_path / "again")["loss"] == result_of(cell.folder)["loss"]
+
+
+def test_a_cell_with_other_settings_is_refused_before_anything_runs(ended):
+    cells = small_cells(ended[0], new={}, good=dict(epochs=5))
+    with pytest.raises(ValueError, match=r"good is another run \(.*epochs 5 instead of 4"):
+        run_quietly(cells)
+    assert not cells[0].folder.exists()
 
 
 def test_settings_of_a_run_that_was_removed_are_not_used_again(tmp_path):
@@ -181,94 +242,44 @@ def test_settings_of_a_run_that_was_removed_are_not_used_again(tmp_path):
     assert Configuration(**Configuration.from_toml(cell.settings)).resolved() == cell.resolved
 
 
-def test_a_run_that_is_killed_is_said_to_be_killed(tmp_path):
-    claim(tmp_path, "cpu")
-    cells = small_cells(tmp_path, float32=LONG["float32"], float64={})
-    killer = threading.Thread(target=lambda: kill_when_at_work(cells[0]))
-    killer.start()
-    outcome = run_quietly(cells)
-    killer.join()
-    assert outcome.done == ["float64"]
-    assert outcome.failed["float32"].startswith("killed by SIGKILL; was there enough memory? (see ")
-
-
-def kill_when_at_work(cell):
-    wait_for(lambda: cell.state().step > 5)
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if str(cell.folder).encode() in (process / "cmdline").read_bytes().split(b"\0"):
-                os.kill(int(process.name), signal.SIGKILL)
-
-
-def test_a_finished_run_is_not_begun_again(tmp_path):
-    """Its checkpoints are gone: to resume it must not mean to start anew."""
-    claim(tmp_path, "cpu")
-    (cell,) = small_cells(tmp_path, good={})
-    run_quietly([cell])
-    before = (cell.folder / "log.jsonl").read_bytes(), result_of(cell.folder)
-    done = run_command("train", "--out", cell.folder, "--resume", "--json")
-    assert json.loads(done.stdout)["loss"] == before[1]["loss"]
-    assert ((cell.folder / "log.jsonl").read_bytes(), result_of(cell.folder)) == before
-
-
-def test_settings_lie_beside_their_cell_and_train_it_again(tmp_path):
-    claim(tmp_path, "cpu")
-    (cell,) = small_cells(tmp_path, good={})
-    run_quietly([cell])
-    run_command("train", cell.settings, "--out", tmp_path / "again", "--quiet")
-    assert result_of(tmp_path / "again")["loss"] == result_of(cell.folder)["loss"]
-
-
-def test_a_cell_with_other_settings_is_refused_before_anything_runs(tmp_path):
-    claim(tmp_path, "cpu")
-    run_quietly(small_cells(tmp_path, good={}))
-    cells = small_cells(tmp_path, new={}, good=dict(epochs=5))
-    with pytest.raises(ValueError, match=r"good is another run \(.*epochs 5 instead of 4"):
-        run_quietly(cells)
-    assert not cells[0].folder.exists()
-
-
-LONG = {n: dict(epochs=1000, checkpoint_every=5, precision=n) for n in ("float32", "float64")}
+BOTH = {n: LONG | dict(precision=n) for n in ("float32", "float64")}
 PROGRAM = f"""
 import sys
 sys.path.insert(0, {str(ROOT / "tests")!r})
 from pathlib import Path
-from test_experiments import LONG, run_quietly, small_cells
+from test_experiments import BOTH, run_quietly, small_cells
 from training.experiments.runner import claim
 
 out = Path(sys.argv[1])
 claim(out, "cpu")
-run_quietly(small_cells(out, **LONG))
+run_quietly(small_cells(out, **{{name: BOTH[name] for name in sys.argv[2:]}}))
 """
 
 
-def wait_for(condition, seconds=120):
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.05)
-
-
-@pytest.mark.parametrize("how", ["SIGINT", "SIGKILL"])
-def test_an_experiment_that_is_stopped_goes_on(tmp_path, how):
-    """Ctrl-C lets the runs save; a runner that is killed leaves them, and the next one waits for them."""
-    out = tmp_path / "experiment"
-    cells = small_cells(out, **LONG)
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(out)], stderr=subprocess.PIPE, text=True)
+def stopped(out, number, *names):
+    """(cells, what was said): an experiment whose runner gets a signal when all of its runs are at work."""
+    cells = small_cells(out, **{name: BOTH[name] for name in names})
+    process = start_program(PROGRAM, out, *names)
     wait_for(lambda: all(cell.state().step > 5 for cell in cells))
-    process.send_signal(getattr(signal, how))
+    process.send_signal(number)
     _, said = process.communicate(timeout=120)
     assert process.returncode != 0
-    if how != "SIGKILL":
-        assert "the same command goes on" in said
-        assert not any(cell.busy() for cell in cells)
-        assert all(cell.state().status == "partial" for cell in cells)
+    return cells, said
+
+
+def test_an_experiment_that_is_interrupted_saves_its_runs_and_goes_on(tmp_path):
+    cells, said = stopped(tmp_path / "experiment", signal.SIGINT, "float32", "float64")
+    assert "the same command goes on" in said
+    assert not any(cell.busy() for cell in cells)
+    assert all(cell.state().status == "partial" for cell in cells)
     assert run_quietly(cells).done == ["float32", "float64"]
-    if how == "SIGKILL":
-        fresh = small_cells(tmp_path / "fresh", float32=LONG["float32"])
-        claim(tmp_path / "fresh", "cpu")
-        run_quietly(fresh)
-        assert result_of(cells[0].folder)["loss"] == result_of(fresh[0].folder)["loss"]
+
+
+def test_an_experiment_that_is_killed_leaves_its_runs_and_the_next_one_waits_for_them(tmp_path):
+    cells, _ = stopped(tmp_path / "experiment", signal.SIGKILL, "float32")
+    assert run_quietly(cells).done == ["float32"]
+    fresh = train(cells[0].configuration, tmp_path / "fresh", quiet=True)
+    assert result_of(cells[0].folder)["loss"] == fresh["loss"]
 
 
 def test_a_folder_belongs_to_one_preset(tmp_path):
@@ -317,12 +328,12 @@ def test_tables_runs_and_reports_from_the_command_line(tmp_path):
     arguments = ("tables", "--preset", "quick", "--table", "2", "--cells", "full-lbfgs-stable-float16", "--out", out)
     done = json.loads(run_command(*arguments, "--json").stdout)
     assert (done["cells"], done["done"], done["failed"]) == (1, 1, [])
-    listed = json.loads(run_command(*arguments, "--json", "--list").stdout)["rows"]
+    listed = json.loads(call_command(*arguments, "--json", "--list").stdout)["rows"]
     assert [row["status"] for row in listed] == ["done"]
-    record = json.loads(run_command("report", out, "--json").stdout)
+    record = json.loads(call_command("report", out, "--json").stdout)
     assert (record["cells"], record["complete"]) == (39, 1)
     assert (out / "report" / "report.md").exists()
-    record = json.loads(run_command("report", out, "--cells", "*-lbfgs-stable-*", "--no-figures", "--json").stdout)
+    record = json.loads(call_command("report", out, "--cells", "*-lbfgs-stable-*", "--no-figures", "--json").stdout)
     assert (record["cells"], record["complete"]) == (3, 1)
     page = (out / "report" / "report.md").read_text()
     assert "--preset quick --cells '*-lbfgs-stable-*'`" in page
@@ -332,7 +343,7 @@ def test_tables_runs_and_reports_from_the_command_line(tmp_path):
 def test_train_takes_the_recipe_and_what_is_given_wins(tmp_path):
     common = ("--problem", "quarters", "--formulation", "least-squares", "--levels", 3, "--epochs", 2)
     more = ("--test-samples", 4, "--precision", "float16", "--level-decay", 1, "--quiet")
-    run_command("train", "--preset", "best", *common, *more, "--out", tmp_path / "run")
+    call_command("train", "--preset", "best", *common, *more, "--out", tmp_path / "run")
     toml = (tmp_path / "run" / "configuration.toml").read_text()
     for line in ('optimizer = "soap"', "mixed = true", "level_decay = 1.0", "epochs = 2"):
         assert line in toml.splitlines()

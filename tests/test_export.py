@@ -156,6 +156,7 @@ def condition(name, levels, refinement="red"):
     return spectrum[-1] / spectrum[0]
 
 
+@pytest.mark.serial
 def test_frames_are_uniformly_conditioned():
     """cond A grows like 4^J: 103 at J = 4, 415 at J = 5 on the square."""
     square = [condition("checkerboard", levels) for levels in (3, 4, 5)]
@@ -164,12 +165,14 @@ def test_frames_are_uniformly_conditioned():
     assert condition("cube", 3) == pytest.approx(8.1, rel=0.05)
 
 
+@pytest.mark.serial
 def test_similar_triangles_condition_frames_better():
     """On the L-shape, J = 4, HᵀAH has condition 8.4; by DOLFINx's refinement 12.5."""
     assert condition("lshape", 4, "red") == pytest.approx(8.4, rel=0.02)
     assert condition("lshape", 4, "dolfinx") == pytest.approx(12.5, rel=0.02)
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize("layout", ["coo", "csr"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_torch_matrices_are_the_scipy_ones(layout, dtype):
@@ -217,6 +220,7 @@ def test_bad_exports_are_named(call, message):
 # ---- files ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.serial
 def test_saved_arrays_come_back_whole(case, tmp_path):
     _, _, arrays = case
     arrays.save(tmp_path / "frame.npz")
@@ -243,6 +247,7 @@ def rewritten(path, change):
     return path
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize("keep", [0, 10, 0.5, -1])
 def test_truncated_files_are_refused(saved, keep):
     content = saved.read_bytes()
@@ -251,6 +256,7 @@ def test_truncated_files_are_refused(saved, keep):
         FrameArrays.load(saved)
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -274,6 +280,7 @@ def test_foreign_and_damaged_files_are_refused(saved, change, message):
         FrameArrays.load(rewritten(saved, change))
 
 
+@pytest.mark.serial
 def test_files_that_are_not_there_or_no_archives_are_named(tmp_path):
     with pytest.raises(ValueError, match="there is no file"):
         FrameArrays.load(tmp_path / "absent.npz")
@@ -282,6 +289,7 @@ def test_files_that_are_not_there_or_no_archives_are_named(tmp_path):
         FrameArrays.load(tmp_path / "bare.npy")
 
 
+@pytest.mark.serial
 def test_unwritable_places_are_named_and_nothing_is_left(saved, tmp_path):
     arrays = FrameArrays.load(saved)
     os.mkfifo(tmp_path / "pipe")
@@ -292,6 +300,7 @@ def test_unwritable_places_are_named_and_nothing_is_left(saved, tmp_path):
     assert not (tmp_path / "pipe").is_file()
 
 
+@pytest.mark.serial
 def test_links_are_followed(saved, tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "link.npz").symlink_to("folder/real.npz")
@@ -300,6 +309,7 @@ def test_links_are_followed(saved, tmp_path):
     FrameArrays.load(tmp_path / "folder" / "real.npz")
 
 
+@pytest.mark.serial
 def test_a_full_disk_loses_nothing(saved, monkeypatch):
     """The write fails half way: the file from before stays, no rest is left."""
     before = saved.read_bytes()

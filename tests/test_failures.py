@@ -3,11 +3,10 @@
 import fcntl
 import os
 import re
-import subprocess
-import sys
 
 import pytest
 from frames import case
+from processes import run_program
 
 from fem_frames import FrameArrays
 from fem_frames.files import staging, written_whole
@@ -23,15 +22,7 @@ def run(folder, *arguments, limit=None, **environment):
         # MPI writes files of its own when it starts.
         first = "import resource, torch\nfrom mpi4py import MPI\n"
         program = f"{first}resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n{program}"
-    return subprocess.run(
-        [sys.executable, "-c", program, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        timeout=120,
-        check=False,
-    )
+    return run_program(program, *arguments, cwd=folder, env={**os.environ, **environment}, timeout=120)
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 import torch
-from frames import CASES, case, ring
-from test_commands import run
+from frames import SIX, case, ring
+from small_runs import call_command
 
 from fem_frames import (
     ByRegion,
@@ -28,7 +28,13 @@ from fem_frames.mesh.simplices import boundary_entries, facet_vectors, find, pro
 from fem_frames.solvers.spectra import flux_bounds
 from training import Configuration, Surrogate, train
 
-FLUXES = [name for name in CASES if "LS" in name or "weighted" in name]
+pytestmark = pytest.mark.serial
+FLUXES = [
+    *(name for name in SIX if "LS" in name or "weighted" in name),
+    "square, LS",
+    "ring, LS",
+    "interval, LS, level 0",
+]
 
 
 def exported(problem, levels, **options):
@@ -261,7 +267,6 @@ def test_fluxes_of_a_constant_field_give_it_back(name, levels):
         flux_at_centres(arrays, fluxes[1:])
 
 
-@pytest.mark.serial
 @pytest.mark.parametrize("net", ["full", "separate", "separate-frame"])
 @pytest.mark.parametrize("formulation", ["least-squares", "weighted-least-squares"])
 def test_all_nets_train_on_triangles(tmp_path, net, formulation):
@@ -273,7 +278,6 @@ def test_all_nets_train_on_triangles(tmp_path, net, formulation):
     assert result["floor"] < result["loss"] < 0.5 * first
 
 
-@pytest.mark.serial
 def test_answers_on_triangles_can_be_seen(tmp_path):
     """By command, in pictures and files: vectors on cells, which are those of the fluxes."""
     import meshio
@@ -283,20 +287,20 @@ def test_answers_on_triangles_can_be_seen(tmp_path):
     surrogate = Surrogate.load(tmp_path / "run")
     fluxes = surrogate([1.0, 0.8, 1.2, 0.6])["sigma"][0].double().numpy()
     vectors = flux_at_centres(surrogate.arrays, fluxes)
-    told = json.loads(run("query", "run", "--y", "1,0.8,1.2,0.6", "--out", "u.vtu", "--json", cwd=tmp_path).stdout)
+    query = ("query", "run", "--y", "1,0.8,1.2,0.6")
+    told = json.loads(call_command(*query, "--out", "u.vtu", "--json", cwd=tmp_path).stdout)
     np.testing.assert_allclose(told["values"]["sigma"], vectors, atol=1e-6)
     assert np.shape(told["centres"]) == vectors.shape
     written = meshio.read(tmp_path / "u.vtu")
     np.testing.assert_allclose(written.cell_data["sigma"][0][:, :2], vectors, atol=1e-6)
     assert written.point_data["u"].shape == (25,)
-    told = run("query", "run", "--y", "1,0.8,1.2,0.6", "--out", "u.xdmf", "--plot", "u.png", cwd=tmp_path).stdout
+    told = call_command(*query, "--out", "u.xdmf", "--plot", "u.png", cwd=tmp_path).stdout
     assert "sigma        32 vectors of length from" in told
     assert 'Name="sigma"' in (tmp_path / "u.xdmf").read_text()
-    run("plot", "run", "--samples", "1", "--out", "runs.png", cwd=tmp_path)
+    call_command("plot", "run", "--samples", "1", "--out", "runs.png", cwd=tmp_path)
     assert (tmp_path / "runs.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.serial
 def test_surrogates_change_their_precision(tmp_path):
     settings = dict(problem="checkerboard", formulation="least-squares", levels=2, epochs=100, test_samples=2)
     train(Configuration(**settings, net="separate-frame"), tmp_path / "run", quiet=True)
@@ -309,6 +313,7 @@ def test_surrogates_change_their_precision(tmp_path):
     assert 1e-5 < off < 1e-2
     with pytest.raises(ValueError, match="dtype is 'float8'"):
         surrogate.to("float8")
-    told = json.loads(run("evaluate", "run", "--samples", "4", "--precision", "float16", "--json", cwd=tmp_path).stdout)
+    said = call_command("evaluate", "run", "--samples", 4, "--precision", "float16", "--json", cwd=tmp_path).stdout
+    told = json.loads(said)
     assert told["precision"] == "float16"
     assert told["loss"] == pytest.approx(float(half.loss(surrogate.problem.parameters.sample(4, 0)).mean()), rel=1e-6)

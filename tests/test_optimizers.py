@@ -6,6 +6,7 @@ import math
 import pytest
 import pytorch_optimizer
 import torch
+from frames import dense_forms, nodal_forms
 from small_runs import flat, small_objective
 from torch.func import functional_call, jacrev
 
@@ -13,7 +14,7 @@ from training.optimizers.natural_gradient import NGD
 from training.optimizers.soap import SOAP
 from training.optimizers.steppers import cosine_rate, make_stepper
 from training.precision import PRECISIONS, MasterWeights
-from training.registry import LOSSES, OPTIMIZERS
+from training.registry import OPTIMIZERS
 
 pytestmark = pytest.mark.serial
 
@@ -23,15 +24,14 @@ def stepper_for(name, objective, precision="float64", rate=None):
 
 
 def dense_gauss_newton(objective, net):
-    """1/B Σ Jᵀ M J from the net's whole Jacobian and the dense operator of the formulation."""
+    """1/B Σ Jᵀ M J from the net's whole Jacobian and the matrix M of the form, from basix's tables."""
     batch, loss = objective._batch, objective.loss
     parameters = {name: p.detach() for name, p in net.named_parameters()}
     jacobians = jacrev(lambda p: functional_call(net, p, (batch.y,)))(parameters)
     J = torch.cat([j.reshape(*j.shape[:2], -1) for j in jacobians.values()], dim=2)  # (B, n, P)
     formulation = loss.formulation
-    operators = {"stable": formulation.stable, "bpx": formulation.bpx, "nodal": formulation.A}
-    (operator,) = [make(batch.y) for name, make in operators.items() if LOSSES[name] is type(loss)]
-    M = 2 * formulation.factor * operator.to_dense()
+    forms = nodal_forms if loss.nodal else dense_forms
+    M = 2 * formulation.factor * torch.as_tensor(forms(formulation.problem, formulation.frame.arrays, batch.y.numpy()))
     return torch.einsum("bip,bij,bjq->pq", J, M, J) / len(J)
 
 

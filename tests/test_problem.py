@@ -8,6 +8,7 @@ import torch
 
 from fem_frames import PROBLEMS, Affine, ByRegion, Gaussian, Grid, Pointwise, Problem, Uniform, make_problem, namespace
 
+pytestmark = pytest.mark.serial
 Y = (1.0, 0.8, 1.4, 0.7)
 
 

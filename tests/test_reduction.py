@@ -1,19 +1,17 @@
 """Methods without frames and nets: full and reduced systems, regression on modes, and the demo that compares."""
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from math import comb, prod
 
 import numpy as np
 import pytest
 import torch
-from frames import case
+from frames import case, nodal_forms
 from numpy.polynomial.legendre import leggauss
 from oracles import slope
-from test_demos import ROOT
+from processes import run_program
+from test_demos import AS_SCRIPT, ROOT
 from test_imports import ABSENT
 
 from fem_frames import Affine, Frame, MeshHierarchy, export_frame, make_formulation, make_problem
@@ -67,13 +65,13 @@ def dense(formulation, y):
 
 @pytest.mark.parametrize("name", [*AFFINE, *OTHER])
 def test_systems_are_those_of_the_formulation(name):
-    """Sparse matrices of one pattern against the matrix-free A_y; those with affine weights are found to have them."""
+    """Sparse matrices of one pattern against those from basix's tables; those with affine weights are found."""
     formulation = exact(name)
     system, y = full_system(formulation), formulation.problem.parameters.sample(3, 5)
     assert isinstance(system, AffineSystem) == (name in AFFINE)
-    A, b = dense(formulation, y), formulation.nodal_load(torch.as_tensor(y))
+    A, b = nodal_forms(*case(name), y), formulation.nodal_load(torch.as_tensor(y))
     for own, entries in zip(A, system.entries(y), strict=True):
-        np.testing.assert_allclose(system.matrix(entries).toarray(), own, atol=1e-12 * float(own.abs().max()))
+        np.testing.assert_allclose(system.matrix(entries).toarray(), own, atol=1e-12 * np.abs(own).max())
     np.testing.assert_allclose(system.loads(y), b, atol=1e-12 * float(b.abs().max()))
 
 
@@ -309,17 +307,8 @@ def test_what_does_not_fit_is_refused_with_a_remedy():
 
 def run_demo(*arguments):
     """In a process with NumPy, SciPy, torch and matplotlib only."""
-    script = "demos/demo_comparison.py"
-    program = f"""{ABSENT}
-import runpy
-Absent.names.remove("scipy")
-sys.argv = {[script, *map(str, arguments)]!r}
-runpy.run_path({script!r}, run_name="__main__")
-"""
-    command = [sys.executable, "-c", program]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=300, cwd=ROOT, env=dict(os.environ), check=False
-    )
+    program = f'{ABSENT}\nAbsent.names.remove("scipy")\n{AS_SCRIPT}'
+    return run_program(program, "demos/demo_comparison.py", *arguments, cwd=ROOT)
 
 
 def test_demo_comparison_runs_from_frame_files_alone(tmp_path, frame_file):

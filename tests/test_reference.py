@@ -27,7 +27,7 @@ from fem_frames.fenicsx.refinement import coarse_mesh
 from fem_frames.mesh.geometry import orient
 
 
-@pytest.mark.parametrize(("d", "levels"), [(1, range(4, 9)), (2, range(3, 7)), (3, range(3, 6))])
+@pytest.mark.parametrize(("d", "levels"), [(1, range(4, 9)), (2, range(3, 7)), (3, range(2, 5))])
 def test_energy_solutions_converge_with_the_expected_rates(d, levels):
     problem, exact, gradient = oracles.sine_problem(d)
     h1, l2 = [], []
@@ -69,7 +69,7 @@ def test_interval_solutions_are_exact_at_nodes():
 def test_least_squares_floor_is_that_of_the_paper_set_up():
     """Mean loss of the P1×P1 minimiser over y, J = 10: about h²/12 E[a⁻²] = 1.05e-7."""
     problem = make_problem("quarters")
-    solutions = solve_reference(problem, problem.parameters.sample(1000, 0), 10, "least-squares", distribute="samples")
+    solutions = solve_reference(problem, problem.parameters.sample(250, 0), 10, "least-squares", distribute="samples")
     assert solutions.loss.mean() == pytest.approx(1.05e-7, rel=0.05)
     joint = (solutions.u**2).sum(axis=1) + (solutions.fields["sigma"] ** 2).sum(axis=1)
     assert joint.mean() == pytest.approx(98.5, rel=0.02)

@@ -1,5 +1,6 @@
 """Reports of experiments: what is on their pages and in their figures."""
 
+import contextlib
 import json
 import warnings
 from dataclasses import replace
@@ -7,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_runs import result_of, run_command
-from test_experiments import SMALL, run_quietly, small_cells
+from small_runs import call_command, result_of, run_command
+from test_experiments import SMALL, small_cells
 
 from fem_frames import MeshHierarchy, export_frame, make_problem
 from training.experiments.comparison import write_comparison
@@ -19,6 +20,7 @@ from training.experiments.new_samples import evaluate_new_samples
 from training.experiments.protocol import PRESETS, Row, Table
 from training.experiments.report import collect, write_report
 from training.experiments.runner import claim
+from training.run.trainer import TrainingError, train
 from training.surrogate import Surrogate
 
 pytestmark = pytest.mark.serial
@@ -33,8 +35,16 @@ def experiment(tmp_path_factory):
     preset = replace(PRESETS["quick"], base=replace(SMALL, rate=None), optimizers=efforts)
     claim(out, "quick")
     names = ("full-adam-nodal-float32", "full-adam-bpx-float32", "full-adam-stable-float32")
-    run_quietly([cell for cell in preset.cells(out) if cell.name in names])
+    train_cells([cell for cell in preset.cells(out) if cell.name in names])
     return preset, out
+
+
+def train_cells(cells):
+    """As `tables` runs them, but in this process."""
+    for cell in cells:
+        cell.settings.write_text(cell.resolved.to_toml())
+        with contextlib.suppress(TrainingError):
+            train(cell.configuration, cell.folder, quiet=True)
 
 
 def test_a_report_says_what_is_there_and_what_is_missing(experiment):
@@ -76,7 +86,7 @@ def test_nets_are_evaluated_on_new_samples_as_the_command_does_it(experiment):
     preset, out = experiment
     fresh = evaluate_new_samples(preset.cells(out), 7)
     assert len(fresh) == 3
-    told = json.loads(run_command("evaluate", out / "full-adam-bpx-float32", "--seed", 7, "--json").stdout)
+    told = json.loads(call_command("evaluate", out / "full-adam-bpx-float32", "--seed", 7, "--json").stdout)
     assert fresh["full-adam-bpx-float32"]["loss"] == pytest.approx(told["loss"], rel=1e-12)
     rows = [row for table in collect(out, preset, fresh)["tables"] for row in table["rows"]]
     assert sum(row["fresh"] is not None for row in rows) == 4  # one cell is in two tables
@@ -96,7 +106,7 @@ def test_a_page_says_where_a_run_diverged_or_had_other_settings(tmp_path):
     claim(tmp_path, "cpu")
     diverging = dict(optimizer="sgd", rate=1e30, loss="bpx")
     cells = small_cells(tmp_path, **{"full-sgd-bpx-float16": diverging, "full-adam-bpx-float32": {}})
-    run_quietly(cells)
+    train_cells(cells)
     rows = [Row(("SGD", "bpx", "float16"), cells[0].name, cells[0].configuration)]
     rows += [Row(("Adam", "bpx", "float32"), cells[1].name, replace(cells[1].configuration, epochs=9))]
     table = Table("1", "two", ("optimizer", "loss", "precision"), rows)

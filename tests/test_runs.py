@@ -5,21 +5,20 @@ import random
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
 from frames import case
-from small_runs import result_of, run_command
+from processes import COMMAND, run_program, start_program
+from small_runs import call_command, result_of
 
 from fem_frames.commands import main
 from training import Configuration, Surrogate, train
 from training.run import store
 from training.run.checkpoints import Checkpoints
-from training.run.log import read_log
+from training.run.log import RunLog, read_log
 
 pytestmark = pytest.mark.serial
 SMALL = dict(problem="quarters", formulation="least-squares", levels=4, rank=4, blocks=2, test_samples=16)
@@ -37,58 +36,87 @@ def same_weights(one, other):
 # ---- killed and resumed
 
 
+class KilledError(BaseException):
+    """Ends a run where it is: nothing in it expects this, so nothing more is saved."""
+
+
+def options_of(frame_file, optimizer, precision, more):
+    """(command, epochs)"""
+    epochs = 20 if optimizer in ("lbfgs", "ngd") else 200
+    return [
+        *("train", "--frame", frame_file, "--optimizer", optimizer, "--precision", precision, "--quiet"),
+        *("--epochs", epochs, "--checkpoint-every", 4, "--test-samples", 0, "--log-every", 1, "--rank", 4, *more),
+    ], epochs
+
+
+def check_resumed(options, epochs, whole, parts):
+    """The run in `parts`, which has no end, goes on to the bits of one in `whole` that is not disturbed."""
+    assert not (parts / "surrogate.pt").exists()
+    assert Checkpoints(parts / "checkpoints").steps()[-1] < epochs
+    call_command("train", "--out", parts, "--resume", "--quiet")
+    call_command(*options, "--out", whole)
+    assert same_weights(whole, parts)
+    steps = [r["step"] for r in read_log(parts / "log.jsonl") if "loss" in r]
+    assert steps == sorted(set(steps)), "no step is logged twice"
+    assert result_of(whole)["steps"] == result_of(parts)["steps"] >= epochs
+
+
 @pytest.mark.parametrize(
     ("optimizer", "precision", "more"),
     [
         ("adam", "float32", []),
-        ("adam", "float16", ["--mixed"]),
         ("adam", "float16", ["--sampling", "sobol"]),
-        ("lbfgs", "float32", []),
         ("lbfgs", "float16", ["--sampling", "fresh"]),
-        ("soap", "float32", ["--sampling", "fixed", "--training-samples", "100"]),
         ("soap", "float16", []),
+    ],
+)
+def test_a_run_that_ends_in_a_step_is_resumed_to_the_same_bits(
+    tmp_path, frame_file, monkeypatch, optimizer, precision, more
+):
+    options, epochs = options_of(frame_file, optimizer, precision, more)
+    goal = random.Random(f"{optimizer}{precision}{more}").randint(5, min(epochs // 2, 50))
+    written = RunLog.step
+
+    def last(log, step, *values, **others):
+        written(log, step, *values, **others)
+        if step == goal:
+            raise KilledError
+
+    monkeypatch.setattr(RunLog, "step", last)
+    with pytest.raises(KilledError):
+        call_command(*options, "--out", tmp_path / "parts")
+    monkeypatch.undo()
+    check_resumed(options, epochs, tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "precision", "more"),
+    [
+        ("adam", "float16", ["--mixed"]),
+        ("lbfgs", "float32", []),
+        ("soap", "float32", ["--sampling", "fixed", "--training-samples", "100"]),
         ("ngd", "float32", []),
     ],
 )
 def test_a_run_that_is_killed_and_resumed_ends_with_the_same_bits(tmp_path, frame_file, optimizer, precision, more):
-    searching = optimizer in ("lbfgs", "ngd")
-    epochs = 20 if searching else 150
-    options = [
-        *("train", "--frame", frame_file, "--optimizer", optimizer, "--precision", precision, "--quiet"),
-        *("--epochs", epochs, "--checkpoint-every", 4, "--test-samples", 0, "--log-every", 1, "--rank", 4, *more),
-    ]
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    run_command(*options, "--out", whole)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "fem_frames.commands", *map(str, options), "--out", str(parts)], stderr=subprocess.PIPE
-    )
-    goal = random.Random(f"{optimizer}{precision}{more}").randint(5, epochs // 2)
+    """kill -9 of a process of its own, at whatever it is doing then."""
+    options, epochs = options_of(frame_file, optimizer, precision, more)
+    parts = tmp_path / "parts"
+    process = start_program(COMMAND, *options, "--out", parts)
+    goal = random.Random(f"{optimizer}{precision}{more}").randint(5, min(epochs // 2, 50))
     log = parts / "log.jsonl"
     while process.poll() is None and (not log.exists() or len(log.read_text().splitlines()) < goal):
         time.sleep(0.002)
     process.kill()
     process.communicate()
     assert process.returncode == -signal.SIGKILL, "it must be killed before it ends"
-    assert not (parts / "surrogate.pt").exists()
-    run_command("train", "--out", parts, "--resume", "--quiet")
-    assert same_weights(whole, parts)
-    steps = [r["step"] for r in read_log(log) if "loss" in r]
-    assert steps == sorted(set(steps)), "no step is logged twice"
-    assert result_of(whole)["steps"] == result_of(parts)["steps"] >= epochs
+    check_resumed(options, epochs, tmp_path / "whole", parts)
 
 
-def interrupted_run(tmp_path, frame_file, number, **environment):
+def interrupted_run(tmp_path, frame_file, number):
     out = tmp_path / "run"
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "fem_frames.commands", "train", "--frame", str(frame_file), "--out", str(out)),
-            *("--epochs", "100000", "--test-samples", "0", "--log-every", "1"),
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **environment},
-    )
+    options = ("--epochs", "100000", "--test-samples", "0", "--log-every", "1")
+    process = start_program(COMMAND, "train", "--frame", frame_file, "--out", out, *options)
     while not (out / "log.jsonl").exists() or (out / "log.jsonl").stat().st_size < 500:
         assert process.poll() is None, process.communicate()[1]
         time.sleep(0.01)
@@ -178,7 +206,7 @@ def test_a_full_disk_loses_nothing_that_was_saved(tmp_path, frame_file):
         saved[step] = checkpoints.path(step).read_bytes()
     limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({size // 2}, {size // 2}))"
     program = f"{limit}\nfrom fem_frames.commands import main\nmain(['train', '--out', {str(folder)!r}, '--resume'])"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = run_program(program)
     assert done.returncode == 2
     assert "cannot write" in done.stderr
     assert "File too large; is there room" in done.stderr

@@ -4,14 +4,14 @@ import json
 import re
 
 import pytest
-from test_commands import run
+from small_runs import call_command
 
 pytestmark = pytest.mark.serial
 SMALL = ["--problem", "quarters", "--formulation", "least-squares", "--levels", "4"]
 
 
 def rows_of(*arguments, cwd=None):
-    return json.loads(run(*arguments, "--json", cwd=cwd).stdout)["rows"]
+    return json.loads(call_command(*arguments, "--json", cwd=cwd).stdout)["rows"]
 
 
 def test_condition_rows():
@@ -27,21 +27,21 @@ def test_condition_of_random_samples_is_the_worst():
 
 
 def test_tables_for_people_and_pictures(tmp_path):
-    told = run("condition", *SMALL, "--plot", "c.png", cwd=tmp_path).stdout
+    told = call_command("condition", *SMALL, "--plot", "c.png", cwd=tmp_path).stdout
     assert "first level: 1" in told
     assert re.search(r"level +nodal size +cond A +cond bpx +cond D +cond C +cond flux\n +2 ", told)
-    told = run("iterations", *SMALL, "--dtypes", "float32", cwd=tmp_path).stdout
+    told = call_command("iterations", *SMALL, "--dtypes", "float32", cwd=tmp_path).stdout
     assert "stable iterations" in told
-    run("rounding", *SMALL, "--plot", "r.svg", "--dtypes", "float16", "bfloat16", cwd=tmp_path)
+    call_command("rounding", *SMALL, "--plot", "r.svg", "--dtypes", "float16", "bfloat16", cwd=tmp_path)
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
     assert b"<svg" in (tmp_path / "r.svg").read_bytes()
 
 
 def test_curls_can_be_left_out():
     square = ("--problem", "checkerboard", "--formulation", "least-squares", "--levels", "2")
-    told = json.loads(run("condition", *square, "--without", "curl", "--json").stdout)
+    told = json.loads(call_command("condition", *square, "--without", "curl", "--json").stdout)
     assert told["families"] == ["u", "sigma"]
-    whole = json.loads(run("condition", *square, "--json").stdout)
+    whole = json.loads(call_command("condition", *square, "--json").stdout)
     assert told["rows"][-1]["cond_flux"] > 50 * whole["rows"][-1]["cond_flux"]
 
 
@@ -73,7 +73,7 @@ def test_bench_rows():
 
 
 def test_bench_prints_the_growth_over_the_levels():
-    told = run("bench", "--dims", "3", "--routes", "copy", "recursive", "--seconds", "0", "--batch", "2").stdout
+    told = call_command("bench", "--dims", "3", "--routes", "copy", "recursive", "--seconds", 0, "--batch", 2).stdout
     assert re.search(r"3D \(E\) +float16 +recursive +J = 3 to 5: \d", told)
 
 
@@ -83,11 +83,11 @@ def test_a_frame_of_ones_own_problem_wants_its_file(tmp_path):
         "from fem_frames import ByRegion, Grid, Problem, Uniform\n"
         "problem = Problem(Grid((1, 1)), ByRegion.each(1), Uniform((1.0,), (2.0,)))\n"
     )
-    run("export", "--problem", "mine.py", "--levels", 3, "--out", "f.npz", cwd=tmp_path)
-    assert "give --problem mine.py" in run("condition", "--frame", "f.npz", expect=2, cwd=tmp_path).stderr
+    call_command("export", "--problem", "mine.py", "--levels", 3, "--out", "f.npz", cwd=tmp_path)
+    assert "give --problem mine.py" in call_command("condition", "--frame", "f.npz", expect=2, cwd=tmp_path).stderr
     (tmp_path / "mine.py").rename(tmp_path / "other.py")
     assert len(rows_of("condition", "--frame", "f.npz", "--problem", "other.py", cwd=tmp_path)) == 3
     routes = [row["route"] for row in rows_of("bench", "--frame", "f.npz", "--seconds", 0, "--batch", 2, cwd=tmp_path)]
     assert set(routes) == {"copy", "recursive", "gather", "csr", "coo"}, "all that need no problem"
-    done = run("condition", "--frame", "f.npz", "--problem", "quarters", expect=2, cwd=tmp_path)
+    done = call_command("condition", "--frame", "f.npz", "--problem", "quarters", expect=2, cwd=tmp_path)
     assert "quarters does not fit the frame, which is one of mine.py: the frame is 2-dimensional" in done.stderr

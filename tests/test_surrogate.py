@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from small_runs import run_command
-from test_imports import run_without_dolfinx
+from small_runs import call_command, run_command
+from test_absence import run_without_dolfinx
 
 from fem_frames import Grid, Pointwise, Problem, Uniform, error_bound, make_problem, solve, solve_reference
 from fem_frames.solvers.bounds import certify, norm_of
@@ -206,7 +206,7 @@ def test_loading_executes_no_file(tmp_path, capsys):
     surrogate = Surrogate.load(tmp_path / "run")
     assert surrogate([1, 1, 1, 1])["u"].shape[0] == surrogate.loss([1, 1, 1, 1]).shape[0] == 1
     assert "executed" not in capsys.readouterr().out
-    run_command("evaluate", tmp_path / "run", "--samples", 2, "--problem", tmp_path / "mine.py")
+    call_command("evaluate", tmp_path / "run", "--samples", 2, "--problem", tmp_path / "mine.py")
 
 
 def test_frames_by_dolfinx_s_own_refinement_are_evaluated_on_it(tmp_path):
@@ -304,7 +304,7 @@ def test_train_evaluate_query_plot_and_export_by_command(tmp_path):
     made = json.loads(run_command("train", *options, "--out", "run", "--json", "--quiet", cwd=tmp_path).stdout)
     assert set(made) == {"parameters", "steps", "seconds", "loss", "floor", "run"}
     assert made["steps"] == 60
-    found = json.loads(run_command("evaluate", "run", "--samples", 20, "--seed", 3, "--json", cwd=tmp_path).stdout)
+    found = json.loads(call_command("evaluate", "run", "--samples", 20, "--seed", 3, "--json", cwd=tmp_path).stdout)
     assert {"mre", "mse", "loss", "floor", "ratio", "seconds_per_query", "samples"} <= set(found)
     assert (found["norm"], found["against"]) == ("functional", "exact solution")
     assert 0 < found["error_bound_mean"] < found["error_bound_max"]
@@ -312,7 +312,7 @@ def test_train_evaluate_query_plot_and_export_by_command(tmp_path):
     assert found["samples"] == 20
     assert found["ratio"] == pytest.approx(found["loss"] / found["floor"])
     y = ["--y", "1,0.8,1.4,0.7"]
-    asked = json.loads(run_command("query", "run", *y, "--json", cwd=tmp_path).stdout)
+    asked = json.loads(call_command("query", "run", *y, "--json", cwd=tmp_path).stdout)
     told = {"error_bound", "relative", "norm", "against", "norm_formula", "loss", "iterations"}
     assert set(asked) == told | {"values", "points"}
     assert (asked["norm"], asked["against"]) == ("functional", "exact solution")
@@ -322,25 +322,25 @@ def test_train_evaluate_query_plot_and_export_by_command(tmp_path):
     assert asked["error_bound"] == pytest.approx(asked["loss"] ** 0.5)
     assert {k: len(v) for k, v in asked["values"].items()} == {"u": 17, "sigma": 17}
     files = ["--out", "u.vtu", "--plot", "u.png"]
-    better = run_command("query", "run", *y, "--tol", 0.9 * asked["error_bound"], *files, "--json", cwd=tmp_path)
+    better = call_command("query", "run", *y, "--tol", 0.9 * asked["error_bound"], *files, "--json", cwd=tmp_path)
     assert 0 < json.loads(better.stdout)["iterations"] < 20
     assert json.loads(better.stdout)["error_bound"] < 0.9 * asked["error_bound"]
-    energy = json.loads(run_command("query", "run", *y, "--norm", "energy", "--json", cwd=tmp_path).stdout)
+    energy = json.loads(call_command("query", "run", *y, "--norm", "energy", "--json", cwd=tmp_path).stdout)
     assert (energy["norm"], energy["norm_formula"]) == ("energy", "√∫ a |∇e|²")
     assert energy["loss"] == asked["loss"]
     assert 0 < energy["error_bound"] != asked["error_bound"]
     options = ("--norm", "energy", "--tol", 0.9 * energy["error_bound"])
-    said = run_command("query", "run", *y, *options, cwd=tmp_path).stdout
+    said = call_command("query", "run", *y, *options, cwd=tmp_path).stdout
     assert re.search(r"error bound +[\d.e-]+ \(energy norm, against the exact solution\)\nrelative +[\d.]+ %\n", said)
-    run_command("plot", "run", "--out", "runs.png", "--samples", 2, cwd=tmp_path)
-    run_command("export-net", "run", "--out", "net.pt2", cwd=tmp_path)
+    call_command("plot", "run", "--out", "runs.png", "--samples", 2, cwd=tmp_path)
+    call_command("export-net", "run", "--out", "net.pt2", cwd=tmp_path)
     for name in ("u.png", "runs.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_configuration_file_and_options_over_it(tmp_path):
     (tmp_path / "c.toml").write_text('problem = "checkerboard"\nlevels = 2\nepochs = 3\n[options]\nblocks = 4\n')
-    run_command("train", "c.toml", "--epochs", 2, "--out", "run", "--no-map-inputs", "--quiet", cwd=tmp_path)
+    call_command("train", "c.toml", "--epochs", 2, "--out", "run", "--no-map-inputs", "--quiet", cwd=tmp_path)
     saved = Configuration(**Configuration.from_toml(tmp_path / "run/configuration.toml"))
     assert (saved.epochs, saved.options, saved.map_inputs) == (2, {"blocks": 4}, False)
-    run_command("train", "run/configuration.toml", "--out", "again", "--quiet", cwd=tmp_path)
+    call_command("train", "run/configuration.toml", "--out", "again", "--quiet", cwd=tmp_path)

@@ -13,10 +13,12 @@ import pytest
 import torch
 from small_runs import result_of, run_command
 
+from training import Configuration, train
 from training.run.checkpoints import Checkpoints
 from training.run.log import read_log
 
 pytestmark = pytest.mark.serial
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def torchrun(processes, port):
@@ -36,31 +38,65 @@ def free_port():
         return s.getsockname()[1]
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "epochs", "more"),
-    [
-        ("adam", 30, []),
-        ("sgd", 30, []),
-        ("soap", 12, []),
-        ("lbfgs", 3, ["--training-samples", 33]),
-        ("ngd", 3, ["--training-samples", 33]),
-    ],
-)
-def test_two_processes_take_the_steps_of_one(tmp_path, frame_file, optimizer, epochs, more):
-    options = [
-        *("train", "--frame", frame_file, "--optimizer", optimizer, "--epochs", epochs, "--precision", "float64"),
-        *("--rank", 4, "--log-every", 1, "--test-samples", 0, "--quiet", "--json", *more),
-    ]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    one = run_command(*options, "--out", tmp_path / "one")
-    two = run_command(*options, "--out", tmp_path / "two", start=torchrun(2, free_port()), env=env)
-    losses = [
-        np.array([r["loss"] for r in read_log(tmp_path / name / "log.jsonl") if "loss" in r]) for name in ("one", "two")
-    ]
-    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
-    assert len(losses[0]) == epochs
-    for done in (one, two):  # one object, by the first process alone
-        assert json.loads(done.stdout)["steps"] == epochs
+SETTINGS = dict(precision="float64", rank=4, log_every=1, test_samples=0, device="cpu")
+RUNS = {
+    "adam": dict(optimizer="adam", epochs=30),
+    "sgd": dict(optimizer="sgd", epochs=30),
+    "soap": dict(optimizer="soap", epochs=12),
+    "lbfgs": dict(optimizer="lbfgs", epochs=3, training_samples=33),
+    "ngd": dict(optimizer="ngd", epochs=3, training_samples=33),
+    "pieces": dict(optimizer="adam", epochs=20, batch=33, micro_batch=7),
+}
+TOGETHER = """
+import json, os, sys, torch.distributed as dist
+from training import Configuration, train
+
+calls, reduce = [], dist.all_reduce
+dist.all_reduce = lambda *given, **more: calls.append(1) or reduce(*given, **more)
+frame, folder, runs = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+dist.init_process_group("gloo")
+counts = {}
+for name, settings in runs.items():
+    calls.clear()
+    train(Configuration(frame=frame, **settings), f"{folder}/{name}", quiet=True)
+    counts[name] = len(calls)
+with open(f"{folder}/{os.environ['RANK']}.json", "w") as file:
+    json.dump(counts, file)
+"""
+
+
+def losses_of(folder):
+    return np.array([r["loss"] for r in read_log(folder / "log.jsonl") if "loss" in r])
+
+
+def test_two_processes_take_the_steps_of_one_and_send_one_message_in_each(tmp_path, frame_file):
+    """With every optimizer, and with batches in pieces; gradient, loss and the wish to stop are one message."""
+    runs = {name: SETTINGS | settings for name, settings in RUNS.items()}
+    (tmp_path / "two").mkdir()
+    (tmp_path / "together.py").write_text(TOGETHER)
+    launcher = [*torchrun(2, free_port())[:-2], str(tmp_path / "together.py")]
+    run_command(frame_file, tmp_path / "two", json.dumps(runs), start=launcher, env=ENVIRONMENT)
+    for name, settings in runs.items():
+        alone = Configuration(frame=str(frame_file), **settings | dict(micro_batch=None))
+        train(alone, tmp_path / "one" / name, quiet=True)
+        one, two = losses_of(tmp_path / "one" / name), losses_of(tmp_path / "two" / name)
+        np.testing.assert_allclose(two, one, rtol=1e-9 if name == "pieces" else 1e-6, err_msg=name)
+        assert len(one) == settings["epochs"]
+        assert result_of(tmp_path / "two" / name)["processes"] == 2
+    for rank in (0, 1):
+        counts = json.loads((tmp_path / f"two/{rank}.json").read_text())
+        assert {name: counts[name] for name in ("adam", "sgd", "soap", "pieces")} == {
+            "adam": 30,
+            "sgd": 30,
+            "soap": 12,
+            "pieces": 20,
+        }
+
+
+def test_the_first_process_alone_prints_the_result(tmp_path, frame_file):
+    options = ["train", "--frame", frame_file, "--epochs", 2, "--rank", 2, "--test-samples", 4, "--quiet", "--json"]
+    two = run_command(*options, "--out", tmp_path / "two", start=torchrun(2, free_port()), env=ENVIRONMENT)
+    assert json.loads(two.stdout)["steps"] == 2
     assert result_of(tmp_path / "two")["processes"] == 2
 
 
@@ -72,7 +108,7 @@ def test_when_one_process_dies_the_job_ends(tmp_path, frame_file):
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env=ENVIRONMENT,
     )
     while not Checkpoints(out / "checkpoints").steps():
         assert job.poll() is None, job.communicate()[1]
@@ -123,7 +159,7 @@ def test_processes_that_lose_their_launcher_save_and_end(tmp_path, frame_file):
     out = tmp_path / "run"
     command = [*torchrun(2, free_port()), "train", "--frame", str(frame_file), "--out", str(out)]
     command += ["--epochs", "1000000", "--test-samples", "0", "--checkpoint-every", "20", "--quiet"]
-    job = subprocess.Popen(command, stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    job = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=ENVIRONMENT)
     while not Checkpoints(out / "checkpoints").steps():
         assert job.poll() is None
         time.sleep(0.05)
