@@ -13,14 +13,14 @@ from test_imports import ABSENT
 ROOT = Path(__file__).parent.parent
 
 
-def run(*command, cwd=ROOT):
+def run(*command):
     """What the command said; it has to succeed."""
     done = subprocess.run(
         [str(part) for part in command],
         capture_output=True,
         text=True,
         timeout=600,
-        cwd=cwd,
+        cwd=ROOT,
         env=dict(os.environ),
         check=False,
     )
@@ -86,16 +86,6 @@ def test_demo_training(tmp_path):
 def test_demos_beyond_the_paper(tmp_path, name, arguments, told):
     assert told in run(sys.executable, f"demos/demo_{name}.py", "--out", tmp_path, *arguments)
     assert is_picture(tmp_path / f"{name}.png")
-
-
-@pytest.mark.serial
-def test_the_examples_of_the_readme_run(tmp_path):
-    blocks = (ROOT / "README.md").read_text().split("```python\n")[1:]
-    program = "\n".join(block.split("```")[0] for block in blocks)
-    said = run(sys.executable, "-c", program, cwd=tmp_path)
-    assert said.startswith("trained ")
-    assert "1056 nodal values, 1428 frame coefficients\n(4, 1089)" in said
-    assert "iterations, 2 refinements" in said
 
 
 def test_nodal_values_find_their_points_in_dolfinx(comm, tmp_path):

@@ -4,7 +4,10 @@ Started as a program with the name of a page, this file runs that page in the wo
 one namespace and, between them, its command lines.
 """
 
+import ast
+import graphlib
 import importlib
+import inspect
 import os
 import re
 import runpy
@@ -14,8 +17,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_imports import ROOT, declared
 
-ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # Command lines of these pages train or measure for minutes: they are parsed, those of all other pages are run.
 LONG = {"README.md", "training.md", "measurements.md", "flux.md"}
@@ -60,6 +63,7 @@ def own_words(words):
 
 
 def run_page(page):
+    clean = dict(os.environ)  # before MPI starts here: an mpirun that inherits what it adds refuses to start
     namespace = {"__name__": "page"}
     for language, text, line in blocks(page):
         if language == "python":
@@ -71,16 +75,16 @@ def run_page(page):
         elif language == "sh" and page.name not in LONG:
             for words in commands(text):
                 if own_words(words) is not None:
-                    run_command(words)
+                    run_command(words, clean)
 
 
-def run_command(words):
+def run_command(words, clean):
     from fem_frames.commands import main
 
     print("$", *words, flush=True)
     if words[0] == "mpirun":
         start = words[: words.index("fem-frames")]
-        subprocess.run([*start, sys.executable, "-m", "fem_frames.commands", *own_words(words)], check=True)
+        subprocess.run([*start, sys.executable, "-m", "fem_frames.commands", *own_words(words)], env=clean, check=True)
     elif words[0] == "fem-frames":
         main(words[1:])
 
@@ -145,7 +149,9 @@ def test_the_page_of_commands_shows_all_of_them():
     from fem_frames.commands.parser import COMMANDS
 
     shown = [own_words(words) for _, text, _ in blocks(ROOT / "docs/commands.md") for words in commands(text)]
-    missing = {c.__name__.rpartition(".")[2].replace("_", "-") for c in COMMANDS} - {words[0] for words in shown if words}
+    missing = {c.__name__.rpartition(".")[2].replace("_", "-") for c in COMMANDS} - {
+        words[0] for words in shown if words
+    }
     assert not missing
 
 
@@ -162,7 +168,10 @@ def test_scripts_on_pages_exist():
 def anchors(page):
     """The names that GitHub gives to the headings of a page."""
     text = FENCE.sub("", page.read_text())
-    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in re.findall(r"^#+ (.+)$", text, re.M)}
+    return {
+        re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-")
+        for title in re.findall(r"^#+ (.+)$", text, re.M)
+    }
 
 
 @pytest.mark.serial
@@ -185,12 +194,64 @@ def test_the_readme_is_short_and_links_to_every_page():
         assert f"docs/{page.name}" in text, page.name
 
 
-PUBLIC = [
-    (package, name)
-    for package in ("fem_frames", "training", "nets")
-    for name in dir(importlib.import_module(package))
-    if not name.startswith("_") and name in getattr(importlib.import_module(package), "_HOMES", ("",))
-]
+# ---- public names
+
+
+def public(package):
+    module = importlib.import_module(package)
+    return [(name, getattr(module, name)) for name in dir(module) if name in declared(package)[1]]
+
+
+PUBLIC = {package: public(package) for package in ("fem_frames", "nets", "training")}
+
+
+@pytest.mark.serial
+@pytest.mark.parametrize("package", PUBLIC)
+def test_every_public_name_is_on_a_page(package):
+    text = "\n".join(page.read_text() for page in PAGES)
+    missing = [name for name, _ in PUBLIC[package] if not re.search(rf"\b{name}\b", text)]
+    assert not missing
+
+
+@pytest.mark.serial
+@pytest.mark.parametrize("package", PUBLIC)
+def test_docstrings_of_public_names_link_to_a_page(package):
+    for name, value in PUBLIC[package]:
+        if inspect.isclass(value) or inspect.isfunction(value):
+            links = re.findall(r"docs/\w+\.md", value.__doc__ or "")
+            assert links, f"{package}.{name} has no line like: See docs/problems.md."
+            assert all((ROOT / link).exists() for link in links), f"{package}.{name}: {links}"
+
+
+# ---- the picture of the layers
+
+
+def layers():
+    return runpy.run_path(str(ROOT / "docs/draw_layers.py"))
+
+
+@pytest.mark.serial
+def test_no_module_imports_itself_through_others_while_it_loads():
+    known, imported = layers()["modules"](), layers()["imported"]
+    loading = {
+        name: ast.Module([node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)], [])
+        for name, tree in known.items()
+    }
+    graphlib.TopologicalSorter(
+        {name: set(imported(tree, known)) - {name} for name, tree in loading.items()}
+    ).prepare()  # a CycleError names the modules
+
+
+@pytest.mark.serial
+def test_every_package_is_in_the_picture_and_in_the_table():
+    order, table = layers()["ORDER"], (ROOT / "docs/architecture.md").read_text()
+    rooms = {
+        ".".join(path.parent.relative_to(ROOT).parts)
+        for package in PUBLIC
+        for path in (ROOT / package).rglob("__init__.py")
+    }
+    assert rooms == set(order)
+    assert not [room for room in rooms - {"fem_frames"} if f"| `{room}` |" not in table]
 
 
 @pytest.mark.serial
