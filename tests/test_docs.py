@@ -203,25 +203,26 @@ def test_the_readme_is_short_and_links_to_every_page():
 
 
 def public(package):
+    """The public names of a package and what they stand for."""
     module = importlib.import_module(package)
     return [(name, getattr(module, name)) for name in dir(module) if name in declared(package)[1]]
 
 
-PUBLIC = {package: public(package) for package in ("fem_frames", "nets", "training")}
+PACKAGES = ("fem_frames", "nets", "training")
 
 
 @pytest.mark.serial
-@pytest.mark.parametrize("package", PUBLIC)
+@pytest.mark.parametrize("package", PACKAGES)
 def test_every_public_name_is_on_a_page(package):
     text = "\n".join(page.read_text() for page in PAGES)
-    missing = [name for name, _ in PUBLIC[package] if not re.search(rf"\b{name}\b", text)]
+    missing = [name for name, _ in public(package) if not re.search(rf"\b{name}\b", text)]
     assert not missing
 
 
 @pytest.mark.serial
-@pytest.mark.parametrize("package", PUBLIC)
+@pytest.mark.parametrize("package", PACKAGES)
 def test_docstrings_of_public_names_have_an_example_or_link_to_a_page(package):
-    for name, value in PUBLIC[package]:
+    for name, value in public(package):
         if inspect.isclass(value) or inspect.isfunction(value):
             text = value.__doc__ or ""
             links = re.findall(r"docs/\w+\.md", text)
@@ -251,7 +252,7 @@ def test_no_module_imports_itself_through_others_while_it_loads():
 @pytest.mark.serial
 def test_every_package_is_in_the_picture_and_in_the_table():
     order, table = layers()["ORDER"], (ROOT / "docs/architecture.md").read_text()
-    inits = [path for package in PUBLIC for path in (ROOT / package).rglob("__init__.py")]
+    inits = [path for package in PACKAGES for path in (ROOT / package).rglob("__init__.py")]
     rooms = {".".join(path.parent.relative_to(ROOT).parts) for path in inits}
     assert rooms == set(order)
     assert not [room for room in rooms - {"fem_frames"} if f"| `{room}` |" not in table]
