@@ -91,18 +91,15 @@ def test_demos_beyond_the_paper(tmp_path, name, arguments, told):
 @pytest.mark.serial
 def test_demo_own_net(tmp_path):
     assert len((ROOT / "demos/demo_own_net.py").read_text().splitlines()) <= 30
-    assert "energy error at most" in run(sys.executable, "demos/demo_own_net.py", "--out", tmp_path)
+    assert "energy error at most" in run(AS_SCRIPT, "demos/demo_own_net.py", "--out", tmp_path)
     assert (tmp_path / "own_net/surrogate.pt").exists()
 
 
 @pytest.mark.serial
-def test_the_examples_of_the_readme_run(tmp_path):
-    blocks = (ROOT / "README.md").read_text().split("```python\n")[1:]
-    program = "\n".join(block.split("```")[0] for block in blocks)
-    said = run(program, cwd=tmp_path)
-    assert said.startswith("trained ")
-    assert "1056 nodal values, 1428 frame coefficients\n(4, 1089)" in said
-    assert "iterations, 2 refinements" in said
+def test_demo_own_equation(tmp_path):
+    assert len((ROOT / "demos/demo_own_equation.py").read_text().splitlines()) < 60
+    said = run(AS_SCRIPT, "demos/demo_own_equation.py", "--out", tmp_path, "--levels", 3)
+    assert "the error in the energy norm is at most 1e-6" in said
 
 
 def test_nodal_values_find_their_points_in_dolfinx(comm, tmp_path):
