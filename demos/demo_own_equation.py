@@ -44,14 +44,8 @@ given = parser.parse_args()
 
 diffusion = Pointwise(lambda x, y: 1 + y[..., 0] * x[..., 0] + y[..., 1] * x[..., 1] ** 2)
 problem = Problem(Grid((1, 1)), diffusion, Uniform((0, 0, 1), (1, 2, 20)), name="reaction-diffusion")
-settings = Configuration(
-    formulation="reaction-diffusion",
-    levels=given.levels,
-    optimizer="soap",
-    level_decay=1.0,
-    epochs=400,
-    test_samples=64,
-)
+options = dict(levels=given.levels, optimizer="soap", level_decay=1.0, epochs=400, test_samples=64)
+settings = Configuration(formulation="reaction-diffusion", **options)
 result = train(settings, given.out / "own_equation", problem=problem, force=True, quiet=True)
 surrogate = Surrogate.load(given.out / "own_equation", problem)
 y = problem.parameters.sample(8, seed=5)

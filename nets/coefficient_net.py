@@ -25,6 +25,7 @@ class CoefficientNet(FrameNet):
     """y (B, p) to frame coefficients (B, Nhat), by layers whose random weights follow from a seed.
 
     `prolongations` and `start_level` are for nets with prolongations; the other options are those of `FrameNet`.
+    See docs/training.md.
     """
 
     prolonged: ClassVar[bool] = False

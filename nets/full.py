@@ -9,7 +9,7 @@ from nets.coefficient_net import CoefficientNet, Prolongations, Sizes, refuse_st
 
 
 class FullResNet(CoefficientNet):
-    """One net for all coefficients: a dense layer into R^Nhat, then blocks."""
+    """One net for all coefficients: a dense layer into R^Nhat, then blocks. See docs/training.md."""
 
     def build(self, parameters: int, prolongations: Prolongations | None, start_level: int | None) -> None:
         refuse_start_level(start_level)

@@ -20,7 +20,7 @@ NETS: Registry[type[CoefficientNet]] = Registry(
 
 
 def make_net(name: str, parameters: int, level_sizes: Sizes, *, seed: int = 0, **options: Any) -> CoefficientNet:
-    """The net of this name with random weights; options as those of `CoefficientNet`."""
+    """The net of this name with random weights; options as those of `CoefficientNet`. See docs/training.md."""
     net = NETS.find(name)(parameters, level_sizes, **options)
     net.initialise(seed)
     return net

@@ -10,7 +10,7 @@ from nets.coefficient_net import CoefficientNet, Prolongations, Sizes, refuse_st
 
 
 class SeparateResNets(CoefficientNet):
-    """One net per field and level."""
+    """One net per field and level. See docs/training.md."""
 
     def build(self, parameters: int, prolongations: Prolongations | None, start_level: int | None) -> None:
         refuse_start_level(start_level)

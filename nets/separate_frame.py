@@ -20,7 +20,7 @@ class SeparateFrameNets(CoefficientNet):
 
     The paper's nets start on the coarsest level, so y passes through its free points, perhaps a single one. With
     `start_level` s the net of level j starts on level min(j, s) instead; with s = J no net is prolonged. Levels on
-    which a field has no free points are skipped.
+    which a field has no free points are skipped. See docs/training.md.
     """
 
     prolonged = True

@@ -29,7 +29,7 @@ PRECISION_NAMES = ("float16", "bfloat16", "float32", "float64")
 @one_line_errors
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Configuration:
-    """All settings of a run. Those that are None depend on others; `resolved` fills them in."""
+    """All settings of a run. Those that are None depend on others; `resolved` fills them in. See docs/training.md."""
 
     problem: str = setting("", "A built-in problem, or file.py:name of your own.")
     options: dict[str, Any] = setting(dict, "Options of the problem.", strict=False)

@@ -66,7 +66,7 @@ class Surrogate:
 
     Without its problem it still has solutions, but no losses and bounds. Its file is enough for problems that are
     built in, or whose coefficient is a `ByRegion`, `Affine` or `ExpAffine` and whose source is a number; others are
-    given to `load`.
+    given to `load`. See docs/surrogates.md.
     """
 
     def __init__(

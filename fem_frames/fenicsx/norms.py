@@ -25,7 +25,7 @@ def error_norms(
 ) -> tuple[float, float]:
     """(H1 seminorm, L2 norm) of the error of the P1 function with nodal values (N,).
 
-    `exact` and `gradient` take x (K, Q, d) and give (K, Q) and (K, Q, d).
+    `exact` and `gradient` take x (K, Q, d) and give (K, Q) and (K, Q, d). See docs/problems.md.
     """
     hats, weights = door.barycentric_quadrature(points.shape[1], degree)  # (Q, d+1), (Q,)
     x = np.einsum("qn,knd->kqd", hats, points[cells])
@@ -47,7 +47,7 @@ def flux_error_norms(
 ) -> tuple[float, float]:
     """(L2 norm, L2 norm of the divergence) of the error of the RT0 field with fluxes (F,).
 
-    `exact` and `divergence` take x (K, Q, d) and give (K, Q, d) and (K, Q).
+    `exact` and `divergence` take x (K, Q, d) and give (K, Q, d) and (K, Q). See docs/problems.md.
     """
     d = points.shape[1]
     hats, weights = door.barycentric_quadrature(d, degree)  # (Q, d+1), (Q,)

@@ -63,7 +63,7 @@ class ReferenceSolver:
 
     By conjugate gradients with multigrid (`solver="cg"`) or by LU (`"lu"`): the formulation says which there are in a
     dimension, and the default. PETSc's options come from its command line or from `petsc_options`, which wins:
-    `{"ksp_rtol": 1e-8, "ksp_monitor": None}`.
+    `{"ksp_rtol": 1e-8, "ksp_monitor": None}`. See docs/problems.md.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ def solve_reference(
     """Finite element solutions for y (B, p) on level `levels`, the same on every rank. Collective.
 
     `distribute="mesh"`: all ranks solve for one y after the other, for large meshes; `"samples"`: each rank solves
-    for its share of the y on a mesh of its own, for many y.
+    for its share of the y on a mesh of its own, for many y. See docs/problems.md.
     """
     checked = problem.check_parameters(y)
     options = {"solver": solver, "petsc_options": petsc_options}

@@ -42,7 +42,7 @@ Progress = Callable[[int, int], None]  # samples done, samples in total
 
 @dataclass(frozen=True)
 class Sweep:
-    """Which samples of which problem to solve, and how."""
+    """Which samples of which problem to solve, and how. See docs/problems.md."""
 
     problem: Problem
     levels: int
@@ -101,7 +101,7 @@ def run_sweep(
     """Solves the missing samples, writes `out`, and returns its content on every rank. Collective.
 
     `distribute`: "samples" gives each rank its own shards, "mesh" solves each sample on all ranks.
-    A complete `out` of an equal sweep is reused; any other file is replaced only with `force`.
+    A complete `out` of an equal sweep is reused; any other file is replaced only with `force`. See docs/problems.md.
     """
     if distribute not in ("samples", "mesh"):
         raise ValueError(f"distribute is {distribute!r}; choose samples or mesh")

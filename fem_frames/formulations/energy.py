@@ -28,7 +28,7 @@ from fem_frames.problem.definition import Problem
 
 
 class Energy(Formulation):
-    """(E): minimise ½ ⟨a_y ∇u, ∇u⟩ - ⟨f_y, u⟩ - ⟨h, u⟩ on the Neumann boundary."""
+    """(E): minimise ½ ⟨a_y ∇u, ∇u⟩ - ⟨f_y, u⟩ - ⟨h, u⟩ on the Neumann boundary. See docs/formulations.md."""
 
     name = "energy"
     symbol = "(E)"

@@ -36,7 +36,7 @@ from fem_frames.problem.evaluation import NotFiniteError, PointData
 
 @dataclass(frozen=True)
 class ErrorNorm:
-    """A norm in which errors have bounds, and the solution that they are measured against."""
+    """A norm in which errors have bounds, and the solution that they are measured against. See docs/surrogates.md."""
 
     name: str
     text: str

@@ -46,7 +46,7 @@ class LeastSquares(Formulation):
     """(LS): minimise ‖div σ + f_y‖² + ‖a_y^{-1} σ - ∇u‖².
 
     With σ = a_y ∇u the first residual is div σ + f; the paper prints -f. The flux is in RT0, which in one dimension is
-    P1.
+    P1. See docs/formulations.md.
     """
 
     name = "least-squares"
@@ -194,7 +194,10 @@ class LeastSquares(Formulation):
 
 
 class WeightedLeastSquares(LeastSquares):
-    """Minimise ‖div σ + f_y‖² + ‖a_y^{-1/2} σ - a_y^{1/2} ∇u‖², better conditioned where a_y varies much."""
+    """Minimise ‖div σ + f_y‖² + ‖a_y^{-1/2} σ - a_y^{1/2} ∇u‖², better conditioned where a_y varies much.
+
+    See docs/formulations.md.
+    """
 
     name = "weighted-least-squares"
     norms = _norms("a^{-1/2} τ - a^{1/2} ∇e")

@@ -51,6 +51,6 @@ def formulation_class(name: str) -> type[Formulation]:
 
 
 def make_formulation(frame: Frame, problem: Problem) -> Formulation:
-    """The formulation that the frame was exported for."""
+    """The formulation that the frame was exported for. See docs/formulations.md."""
     arrays = getattr(frame, "arrays", None)  # what is no frame is refused by the formulation
     return formulation_class("energy" if arrays is None else arrays.formulation)(frame, problem)

@@ -57,7 +57,7 @@ class FrameArrays:
     """A multilevel frame on nested meshes.
 
     Frame coefficients are ordered by family, then level from coarse to fine, then `free`; nodal values by field,
-    then `free` of the finest level.
+    then `free` of the finest level. See docs/problems.md.
     """
 
     formulation: str

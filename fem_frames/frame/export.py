@@ -28,7 +28,7 @@ def export_frame(
 
     The elements of the fields say which functions the frame has: hats, normalised in H1, for P1; facet functions,
     normalised in H(div), and curls for RT0. `first_level` is by default the problem's; levels without any free dof are
-    left out. See "Multilevel frames" in the paper.
+    left out. See "Multilevel frames" in the paper. See docs/problems.md.
     """
     hierarchy.check_problem(problem)
     data = Discretisation.from_hierarchy(hierarchy, problem, formulation)

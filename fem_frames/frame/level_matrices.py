@@ -216,7 +216,10 @@ def flux_field(arrays: FrameArrays) -> FrameField | None:
 
 
 def flux_at_centres(arrays: FrameArrays, fluxes: Floats) -> Floats:
-    """(…, K, d) values of σ in the centres of the finest cells, from fluxes (…, F) through all finest facets."""
+    """(…, K, d) values of σ in the centres of the finest cells, from fluxes (…, F) through all finest facets.
+
+    See docs/surrogates.md.
+    """
     flux = flux_field(arrays)
     if flux is None or np.shape(fluxes)[-1:] != flux.lift[-1].shape:
         expected = "a frame for least squares" if flux is None else f"(…, {len(flux.lift[-1])}) fluxes"

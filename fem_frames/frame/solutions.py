@@ -20,7 +20,10 @@ KIND, VERSION = "reference solutions", 2  # 2: points numbered by the cells they
 
 @dataclass(frozen=True, eq=False)
 class ReferenceSolutions:
-    """Finite element solutions for a batch of parameters: nodal values at all points of the finest mesh."""
+    """Finite element solutions for a batch of parameters: nodal values at all points of the finest mesh.
+
+    See docs/problems.md.
+    """
 
     y: Floats  # (B, p)
     fields: Mapping[str, Floats]  # by name, "u" and for (LS) "sigma": (B, N)

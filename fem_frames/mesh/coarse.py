@@ -17,7 +17,7 @@ _CELL_NAMES = {1: "intervals", 2: "triangles", 3: "tetrahedra"}
 
 @dataclass(frozen=True)
 class Grid:
-    """An interval, rectangle or box that DOLFINx divides into simplices."""
+    """An interval, rectangle or box that DOLFINx divides into simplices. See docs/problems.md."""
 
     shape: tuple[int, ...]
     """Number of intervals, squares or cubes in each direction."""
@@ -51,6 +51,7 @@ class MeshArrays:
     """Points and simplices as checked arrays, from which a hierarchy is refined.
 
     Cells list their vertices in positive orientation (counter-clockwise in 2D); `orient` arranges this.
+    See docs/problems.md.
     """
 
     points: Floats  # (N, d)

@@ -13,7 +13,10 @@ from fem_frames.mesh.geometry import orient
 
 
 def read_gmsh(path: str | Path) -> MeshArrays:
-    """The simplices of highest dimension in a gmsh .msh file; physical groups become region and facet tags."""
+    """The simplices of highest dimension in a gmsh .msh file; physical groups become region and facet tags.
+
+    See docs/problems.md.
+    """
     try:
         import meshio
     except ImportError as error:

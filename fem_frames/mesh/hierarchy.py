@@ -39,7 +39,7 @@ class Level:
 
 @dataclass(frozen=True, eq=False)
 class MeshHierarchy:
-    """Meshes of levels 0, …, J, each the uniform refinement of the one before."""
+    """Meshes of levels 0, …, J, each the uniform refinement of the one before. See docs/problems.md."""
 
     points: Floats  # (N, d) of the finest level
     levels: tuple[Level, ...]

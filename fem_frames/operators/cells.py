@@ -48,7 +48,7 @@ class CellBlocks(LinearOperator):
 
 
 class Congruent(LinearOperator):
-    """BᵀMB, or BᵀB without M: HᵀA_yH and DᵀC_yD are two ways to write the same matrix."""
+    """BᵀMB, or BᵀB without M: HᵀA_yH and DᵀC_yD are two ways to write the same matrix. See docs/formulations.md."""
 
     def __init__(self, B: LinearOperator, M: LinearOperator | None = None) -> None:
         if M is not None and M.shape != (B.shape[0],) * 2:

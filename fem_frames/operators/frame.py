@@ -33,7 +33,7 @@ REALISATIONS: dict[str, Callable[..., ExplicitOperator]] = {
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """P_j, H and D of one frame."""
+    """P_j, H and D of one frame. See docs/formulations.md."""
 
     arrays: FrameArrays
     dtype: torch.dtype

@@ -20,7 +20,7 @@ from fem_frames.operators.products import accumulation_dtype
 
 
 class LinearOperator(ABC):
-    """A linear map R^n -> R^r, for batches of vectors."""
+    """A linear map R^n -> R^r, for batches of vectors. See docs/formulations.md."""
 
     shape: tuple[int, int]
     dtype: torch.dtype

@@ -20,7 +20,7 @@ Array = Any  # a NumPy array or a torch tensor
 
 
 def namespace(array: Array) -> ModuleType:
-    """The module, NumPy or torch, whose functions take this array: `namespace(y).exp(y)`."""
+    """The module, NumPy or torch, whose functions take this array: `namespace(y).exp(y)`. See docs/problems.md."""
     if isinstance(array, np.ndarray):
         return np
     import torch
@@ -43,7 +43,7 @@ class Coefficient(Protocol):
 
 @dataclass(frozen=True)
 class ByRegion:
-    """Piecewise constant: a parameter or a fixed number on every region, the paper's case."""
+    """Piecewise constant: a parameter or a fixed number on every region, the paper's case. See docs/problems.md."""
 
     parameter: Mapping[int, int]
     """Region tag to index of the parameter that is the value there."""
@@ -83,7 +83,7 @@ class ByRegion:
 
 @dataclass(frozen=True)
 class Affine:
-    """a_y(x) = mean(x) + Σ_k y_k modes_k(x)."""
+    """a_y(x) = mean(x) + Σ_k y_k modes_k(x). See docs/problems.md."""
 
     mean: float | Callable[[Floats], npt.ArrayLike]
     """A number, or a function of x (…, d) with values (…)."""
@@ -108,7 +108,7 @@ class Affine:
 
 @dataclass(frozen=True)
 class ExpAffine(Affine):
-    """a_y(x) = exp(mean(x) + Σ_k y_k modes_k(x)): lognormal when y is normal."""
+    """a_y(x) = exp(mean(x) + Σ_k y_k modes_k(x)): lognormal when y is normal. See docs/problems.md."""
 
     def evaluate(self, tables: tuple[Array, ...], y: Array) -> Array:
         return namespace(y).exp(super().evaluate(tables, y))
@@ -143,7 +143,7 @@ class Tabulated:
 class Pointwise:
     """Any a(x, y): x (K, Q, d) and y (B, 1, 1, p) to (B, K, Q), by operations NumPy and torch share.
 
-    Functions come from `namespace(y)`: `namespace(y).exp(…)`.
+    Functions come from `namespace(y)`: `namespace(y).exp(…)`. See docs/problems.md.
     """
 
     function: Callable[[Array, Array], Array]

@@ -31,7 +31,10 @@ REFINEMENTS = ("red", "dolfinx")
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """−div(a_y ∇u) = f_y in the domain, u = g on its Dirichlet part, a_y ∂u/∂n = h on the rest."""
+    """−div(a_y ∇u) = f_y in the domain, u = g on its Dirichlet part, a_y ∂u/∂n = h on the rest.
+
+    See docs/problems.md.
+    """
 
     mesh: Grid | MeshArrays | str | Path | Any
     """Coarse mesh: a Grid, arrays, a gmsh file, a DOLFINx mesh, or DOLFINx's (mesh, cell tags, facet tags)."""

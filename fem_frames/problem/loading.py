@@ -23,6 +23,7 @@ def make_problem(name: str, **options: Any) -> Problem:
     """The built-in problem of this name, or one of your own: `folder/file.py` or `folder/file.py:name`.
 
     Such a file defines `problem` (or `name`): a Problem, or a function that makes one from the options.
+    See docs/problems.md.
     """
     if not isinstance(name, str):
         raise ValueError(

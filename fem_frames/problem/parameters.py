@@ -18,7 +18,7 @@ from fem_frames.mesh.geometry import Floats, as_tuple
 
 @dataclass(frozen=True)
 class Uniform:
-    """Independent parameters, uniform in a box."""
+    """Independent parameters, uniform in a box. See docs/problems.md."""
 
     lower: tuple[float, ...]
     upper: tuple[float, ...]
@@ -60,7 +60,7 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Gaussian:
-    """Independent standard normal parameters."""
+    """Independent standard normal parameters. See docs/problems.md."""
 
     dimension: int
 

@@ -41,7 +41,7 @@ _TOLERANCE = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class ErrorBound:
-    """Bounds for the errors of a batch."""
+    """Bounds for the errors of a batch. See docs/surrogates.md."""
 
     value: Tensor  # (B,)
     relative: Tensor
@@ -58,6 +58,7 @@ def error_bound(formulation: Formulation, w: Tensor, y: Tensor, norm: str | None
 
     (E): norm="energy", against the discrete solution. (LS): norm="functional", the default, or "energy", both against
     the exact solution. `formulation.norms` lists them, `certify` gives the bound together with its norm.
+    See docs/formulations.md.
     """
     chosen = formulation.error_norm(norm)
     exact, w64, y64 = _in_float64(formulation, w, y)
@@ -65,7 +66,7 @@ def error_bound(formulation: Formulation, w: Tensor, y: Tensor, norm: str | None
 
 
 def certify(formulation: Formulation, w: Tensor, y: Tensor, norm: str | None = None) -> ErrorBound:
-    """The bounds of `error_bound`, relative ones too, and the norm that they are in."""
+    """The bounds of `error_bound`, relative ones too, and the norm that they are in. See docs/formulations.md."""
     chosen = formulation.error_norm(norm)
     exact, w64, y64 = _in_float64(formulation, w, y)
     value = _bound(exact, w64, y64, chosen)

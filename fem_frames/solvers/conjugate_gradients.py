@@ -64,7 +64,7 @@ def conjugate_gradients(
 
     A sample also stops after `patience` iterations without a smaller residual, a sign of rounding if M is well
     conditioned. The result is the iterate with the smallest residual. `until` maps iterates x (B, n) to (B,), which is
-    true where x is already good enough.
+    true where x is already good enough. See docs/formulations.md.
     """
     M.check(b, M.shape[1])
     if b.ndim != 2 or not torch.isfinite(b).all():
@@ -121,6 +121,7 @@ def solve(
 
     The iteration runs in the formulation's precision. Residuals and sums of corrections use `refine`, float64 or
     float32, so that even float16 reaches the tolerance; None keeps the formulation's own precision.
+    See docs/formulations.md.
     """
     y = formulation.check_parameters(y)
     max_iterations = whole_number(max_iterations, "max_iterations")

@@ -38,7 +38,7 @@ _CONSTANTS: WeakKeyDictionary[FrameArrays, float] = WeakKeyDictionary()
 def friedrichs_constant(arrays: FrameArrays) -> float:
     """C with ‖v‖ ≤ C ‖∇v‖ for all v in H1 that vanish where u is given; computed once per frame.
 
-    The frame must have a flux, because its free facets show where u is given.
+    The frame must have a flux, because its free facets show where u is given. See docs/formulations.md.
     """
     if arrays not in _CONSTANTS:
         index = max((j for j, level in enumerate(arrays.levels) if len(level.cells) <= CELLS), default=0)

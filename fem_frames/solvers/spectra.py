@@ -94,7 +94,7 @@ def _ritz_values(
 
 
 def condition_numbers(formulation: Formulation, y: Tensor, tol: float = 1e-3) -> Conditioning:
-    """Condition numbers for one y (p,) by Lanczos; the formulation must be in float64."""
+    """Condition numbers for one y (p,) by Lanczos; the formulation must be in float64. See docs/formulations.md."""
     y = formulation.check_parameters(y)
     if len(y) != 1:
         raise ValueError(f"one y is expected, not {len(y)}: a condition number belongs to one matrix")
@@ -117,7 +117,10 @@ def condition_numbers(formulation: Formulation, y: Tensor, tol: float = 1e-3) ->
 
 
 def flux_bounds(formulation: Formulation, tol: float = 1e-3) -> tuple[float, float]:
-    """(c, C) with c ‖v‖² ≤ ‖F v‖² ≤ C ‖v‖² for v orthogonal to ker F, where F synthesises σ alone in H(div)."""
+    """(c, C) with c ‖v‖² ≤ ‖F v‖² ≤ C ‖v‖² for v orthogonal to ker F, where F synthesises σ alone in H(div).
+
+    See docs/formulations.md.
+    """
     _check_precision(formulation)
     arrays, device = formulation.frame.arrays, formulation.frame.device
     field = flux_field(arrays)
@@ -140,7 +143,10 @@ def flux_bounds(formulation: Formulation, tol: float = 1e-3) -> tuple[float, flo
 
 
 def frame_bounds(formulation: Formulation, tol: float = 1e-3) -> tuple[float, float]:
-    """(c, C) with c ‖v‖² ≤ ‖D v‖² ≤ C ‖v‖² for v orthogonal to ker F: the frame constants in the norm of 𝒟."""
+    """(c, C) with c ‖v‖² ≤ ‖D v‖² ≤ C ‖v‖² for v orthogonal to ker F: the frame constants in the norm of 𝒟.
+
+    See docs/formulations.md.
+    """
     _check_precision(formulation)
     N, device = formulation.frame.arrays.nodal_size, formulation.frame.device
     lower, upper = extreme_eigenvalues(_preconditioner(formulation), _gram(formulation), N, device, tol=tol)

@@ -39,7 +39,7 @@ class NGD(torch.optim.Optimizer):
 
     For a functional that is quadratic in the net's output, G is the exact Hessian of the problem linearised in θ.
     See "Hyper-parameters for training" in the paper. `reason` says why the last step ended before its limits, if it
-    did; `moved` says whether it changed the parameters.
+    did; `moved` says whether it changed the parameters. See docs/training.md.
     """
 
     def __init__(

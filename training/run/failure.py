@@ -9,7 +9,7 @@ from training.configuration import Configuration
 
 
 class TrainingError(RuntimeError):
-    """Training cannot go on; what was saved is kept."""
+    """Training cannot go on; what was saved is kept. See docs/training.md."""
 
 
 def diverged(c: Configuration, step: int, loss: float, kept: Path | None, *, tested: bool = False) -> TrainingError:

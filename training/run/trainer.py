@@ -68,6 +68,7 @@ def train(
       differentiate, or a subclass of `training.losses.Loss`.
     - `optimizer`: a function from parameters to a torch optimizer, `lambda p: torch.optim.AdamW(p, lr=1e-3)`. Its rate
       is the first one of the schedule, unless settings have one; in float16 Adam needs an eps of 1e-4.
+    See docs/training.md.
     """
     folder, parts = Path(out), OwnParts(net, loss, optimizer)
     if resume and force:
