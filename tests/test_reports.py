@@ -199,7 +199,7 @@ def test_reports_that_do_not_fit_together_are_not_joined(experiment, tmp_path, m
     ("change", "message"),
     [
         (lambda r: [r], "it is no JSON object"),
-        (lambda r: {**r, "preset": "mine"}, "its preset or protocol is none"),
+        (lambda r: {**r, "preset": "mine"}, "does not know its preset or protocol"),
         (lambda r: {**r, "tables": None}, "cannot be read as a report"),
         (lambda r: {**r, "curves": {}}, "it has no 'full-"),
         (lambda r: {**r, "curves": {**r["curves"], "full-adam-nodal-float32": ["abc"]}}, "cannot be read as a report"),
