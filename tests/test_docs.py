@@ -4,8 +4,6 @@ Started as a program with the name of a page, this file runs that page in the wo
 one namespace and, between them, its command lines.
 """
 
-import ast
-import graphlib
 import importlib
 import inspect
 import os
@@ -238,23 +236,11 @@ def layers():
 
 
 @pytest.mark.serial
-def test_no_module_imports_itself_through_others_while_it_loads():
-    known, imported = layers()["modules"](), layers()["imported"]
-    loading = {
-        name: ast.Module([node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)], [])
-        for name, tree in known.items()
-    }
-    graphlib.TopologicalSorter(
-        {name: set(imported(tree, known)) - {name} for name, tree in loading.items()}
-    ).prepare()  # a CycleError names the modules
-
-
-@pytest.mark.serial
 def test_every_package_is_in_the_picture_and_in_the_table():
-    order, table = layers()["ORDER"], (ROOT / "docs/architecture.md").read_text()
+    shown, table = layers()["LAYERS"].values(), (ROOT / "docs/architecture.md").read_text()
     inits = [path for package in PACKAGES for path in (ROOT / package).rglob("__init__.py")]
     rooms = {".".join(path.parent.relative_to(ROOT).parts) for path in inits}
-    assert rooms == set(order)
+    assert rooms <= {prefix for prefixes in shown for prefix in prefixes}
     assert not [room for room in rooms - {"fem_frames"} if f"| `{room}` |" not in table]
 
 

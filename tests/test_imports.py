@@ -1,7 +1,9 @@
 """Who imports whom, and what the packages need."""
 
 import ast
+import graphlib
 import importlib
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +30,16 @@ def test_imports_go_one_way(package):
     for path in (ROOT / package).rglob("*.py"):
         if "commands" not in path.parts:
             assert not FORBIDDEN[package] & {name.split(".")[0] for name in imports(path)}, path
+
+
+def test_modules_that_load_import_from_their_layer_and_those_before():
+    """The layers are those of docs/layers.png; imports inside functions may go back."""
+    drawn = runpy.run_path(str(ROOT / "docs/draw_layers.py"))
+    assert drawn["going_back"]() == []
+    known = drawn["modules"]()
+    graph = {name: {*drawn["imported"](drawn["loading"](tree), known)} - {name} for name, tree in known.items()}
+    graphlib.TopologicalSorter(graph).prepare()  # a CycleError names the modules
+    assert all(drawn["layer_of"](name) for name in known)
 
 
 def users(*modules):
@@ -121,6 +133,7 @@ main(["bench", "--frame", "frame.npz", "--seconds", "0"])
     "program",
     [
         "import fem_frames.frame.arrays",
+        "import fem_frames.frame, fem_frames.frame.elements, fem_frames.frame.fields",
         "import training",
         "from fem_frames.commands.parser import make_parser; make_parser().format_help()",
         "import fem_frames.commands\ntry: fem_frames.commands.main(['train', '--help'])\nexcept SystemExit: pass",
