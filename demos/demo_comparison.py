@@ -21,13 +21,12 @@ import torch
 from fem_frames import Frame, FrameArrays, make_formulation, make_problem
 from fem_frames.commands.info import collect
 from fem_frames.files import written_whole
+from fem_frames.operators.coordinates import Coordinates
 from fem_frames.problem.loading import recorded_problem
 from fem_frames.studies.levels import cached_frame
 from fem_frames.studies.plots import new_figure, save
 from fem_frames.studies.solution_plots import COLORS
-from training.losses import free_values
 from training.metrics import evaluate, query_seconds, reference_solutions
-from training.net_outputs import frame_coefficients
 from training.rivals.reduced_bases import (
     PodSpace,
     RivalAnswers,
@@ -158,8 +157,8 @@ class Comparison:
 
     def projection_errors(self, space):
         """(B,) errors of the best approximation in the space, which bounds every method that uses its modes."""
-        best = space.project(free_values(self.exact, self.reference))
-        return gradient_errors(self.exact, frame_coefficients(self.arrays, best), self.reference).numpy()
+        best = space.project(self.exact.coordinates.free(self.reference.fields, self.exact.frame.device))
+        return gradient_errors(self.exact, Coordinates(self.arrays).coefficients(best), self.reference).numpy()
 
     def say(self, text):
         """Prints a sentence about the numbers, and keeps it for the page."""

@@ -34,8 +34,6 @@ from fem_frames.mesh.simplices import p1_gradients
 from fem_frames.solvers.bounds import norm_of
 from fem_frames.studies.efficiency import efficiency_rows
 from fem_frames.studies.levels import embedded
-from training.losses import free_values
-from training.net_outputs import frame_coefficients
 
 pytestmark = pytest.mark.serial
 LEAST_SQUARES = ["least-squares", "weighted-least-squares"]
@@ -91,7 +89,7 @@ def test_least_squares_bounds_are_nearly_the_error_on_a_finer_level(norm, most):
 def answers(made, y, levels):
     """PETSc's solution, and such that are off in all coefficients, those of u, and those of σ: by name (B, Nhat)."""
     reference = solve_reference(made.problem, y.numpy(), levels, made.name)
-    w = frame_coefficients(made.frame.arrays, free_values(made, reference))
+    w = made.coordinates.coefficients(made.coordinates.free(reference.fields, made.frame.device))
     noise = torch.randn(w.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     noise *= (w.norm(dim=1) / noise.norm(dim=1))[:, None]
     of_u = torch.arange(w.shape[1]) < sum(made.frame.arrays.families[0].level_sizes)
@@ -182,7 +180,7 @@ def test_the_root_of_the_loss_is_the_error_in_the_norm_of_the_functional(problem
     fine = formulation_on(made.problem, levels + 2, name)
     y = corners(contrast, 4, made.problem.parameters.dimension, seed=1)
     reference = solve_reference(made.problem, y.numpy(), levels + 2, name)
-    truth = frame_coefficients(fine.frame.arrays, free_values(fine, reference))
+    truth = fine.coordinates.coefficients(fine.coordinates.free(reference.fields, fine.frame.device))
     for w in answers(made, y, levels).values():
         error = norm_of(fine, embedded(w, made.frame.arrays, fine.frame.arrays) - truth, y)
         bound = error_bound(made, w, y)

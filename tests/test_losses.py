@@ -8,9 +8,9 @@ from frames import case, samples
 
 from fem_frames import Frame, make_formulation, solve
 from fem_frames.frame.solutions import ReferenceSolutions
-from training.losses import LOSSES, free_values, make_loss
+from training.losses import LOSSES, make_loss
 from training.metrics import check_reference, reference_solutions
-from training.net_outputs import frame_coefficients, level_sizes
+from training.net_outputs import level_sizes
 
 pytestmark = pytest.mark.serial
 KINDS = (
@@ -94,7 +94,7 @@ def test_supervised_losses_vanish_at_the_reference_alone(kind):
     exact = exact_formulation(kind)
     y = samples(exact.problem, 2)
     reference = reference_of(exact, y)
-    nodal = free_values(exact, reference)
+    nodal = exact.coordinates.free(reference.fields, exact.frame.device)
     w = solve(exact, y, 1e-12).w
     for name, answer in (("supervised", w), ("supervised-nodal", nodal)):
         loss = make_loss(name, exact, reference)
@@ -111,7 +111,7 @@ def test_the_supervised_loss_is_the_norm_of_the_error():
     loss = make_loss("supervised", exact, reference_of(exact, y))
     torch.manual_seed(0)
     w = torch.randn(2, exact.frame.frame_size, dtype=torch.float64)
-    off = exact.frame.H(w) - free_values(exact, reference_of(exact, y))
+    off = exact.frame.H(w) - exact.coordinates.free(reference_of(exact, y).fields, exact.frame.device)
     arrays = exact.frame.arrays
     free = arrays.fields[0].free[-1]
     A = oracles.stiffness(arrays.points, arrays.levels[-1].cells, np.ones(len(arrays.volumes)))[free][:, free]
@@ -123,7 +123,7 @@ def test_the_supervised_loss_is_the_norm_of_the_error():
 def test_nodal_values_have_frame_coefficients(kind):
     exact = exact_formulation(kind)
     nodal = torch.randn(3, exact.frame.arrays.nodal_size, dtype=torch.float64)
-    torch.testing.assert_close(exact.frame.H(frame_coefficients(exact.frame.arrays, nodal)), nodal)
+    torch.testing.assert_close(exact.frame.H(exact.coordinates.coefficients(nodal)), nodal)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])

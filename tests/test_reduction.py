@@ -15,10 +15,9 @@ from test_demos import AS_SCRIPT, ROOT
 from test_imports import ABSENT
 
 from fem_frames import Affine, Frame, MeshHierarchy, export_frame, make_formulation, make_problem
+from fem_frames.operators.coordinates import Coordinates
 from fem_frames.problem.definition import Uniform
-from training.losses import free_values
 from training.metrics import evaluate, query_seconds, reference_solutions
-from training.net_outputs import frame_coefficients
 from training.rivals.reduced_bases import (
     AffineSystem,
     AssembledReducedBasis,
@@ -94,7 +93,7 @@ def test_an_affine_coefficient_has_an_affine_energy():
 def test_direct_solves_agree_with_petsc(name, kind):
     formulation = exact(name)
     y = formulation.problem.parameters.sample(3, 5)
-    truth = free_values(formulation, reference_solutions(formulation, y))
+    truth = formulation.coordinates.free(reference_solutions(formulation, y).fields, formulation.frame.device)
     torch.testing.assert_close(kind(full_system(formulation))(y), truth, rtol=0, atol=1e-9 * float(truth.abs().max()))
 
 
@@ -169,7 +168,11 @@ def test_a_galerkin_basis_is_quasi_optimal():
     for n in (2, 6, 18):
         space = whole.first(n)
         best = gradient_errors(
-            formulation, frame_coefficients(arrays, space.project(free_values(formulation, reference))), reference
+            formulation,
+            Coordinates(arrays).coefficients(
+                space.project(formulation.coordinates.free(reference.fields, formulation.frame.device))
+            ),
+            reference,
         )
         found = gradient_errors(
             formulation,
@@ -273,7 +276,7 @@ def test_a_method_is_measured_like_a_surrogate(name):
 def test_errors_of_gradients_are_relative():
     formulation = exact("interval, LS")
     reference = reference_solutions(formulation, formulation.problem.parameters.sample(5, 5))
-    w = frame_coefficients(formulation.frame.arrays, free_values(formulation, reference))
+    w = formulation.coordinates.coefficients(formulation.coordinates.free(reference.fields, formulation.frame.device))
     torch.testing.assert_close(
         gradient_errors(formulation, 1.25 * w, reference), torch.full((5,), 0.25, dtype=torch.float64)
     )

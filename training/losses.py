@@ -149,7 +149,7 @@ class SupervisedLoss(Loss):
 
     def targets(self, exact: Formulation, reference: ReferenceSolutions) -> Tensor:
         """(K, ·) of the whole training set, in float64."""
-        return exact.nodal_differential(free_values(exact, reference))
+        return exact.nodal_differential(exact.coordinates.free(reference.fields, exact.frame.device))
 
     def target(self, rows: Sequence[int] | np.ndarray | None) -> Tensor | None:
         assert rows is not None, "a supervised loss needs a fixed set of samples"
@@ -175,7 +175,7 @@ class SupervisedNodalLoss(SupervisedLoss):
     nodal = True
 
     def targets(self, exact: Formulation, reference: ReferenceSolutions) -> Tensor:
-        return free_values(exact, reference)
+        return exact.coordinates.free(reference.fields, exact.frame.device)
 
     def predicted(self, w: Tensor) -> Tensor:
         return w
@@ -224,22 +224,6 @@ def make_loss(name: str, formulation: Formulation, reference: ReferenceSolutions
     if reference is None:
         raise ValueError(f"the loss {name} needs reference solutions for a fixed set of samples")
     return kind(formulation, reference)
-
-
-def free_values(exact: Formulation, reference: ReferenceSolutions) -> Tensor:
-    """(K, N) values of u_ref - lift at the free points of all fields, in float64."""
-    arrays = exact.frame.arrays
-    parts = []
-    for f in arrays.fields:
-        values = reference.fields.get(f.name, np.empty((0, 0)))
-        if values.shape[1] != len(f.lift[-1]):
-            raise ValueError(
-                f"the reference solutions have {values.shape[1]} nodal values of {f.name}, "
-                f"the frame {len(f.lift[-1])}: "
-                "solve them again for this problem and level"
-            )
-        parts.append((values - f.lift[-1])[:, f.free[-1]])
-    return torch.as_tensor(np.concatenate(parts, axis=1)).to(exact.frame.device)
 
 
 def _exact(formulation: Formulation) -> Formulation:

@@ -25,8 +25,6 @@ from fem_frames.mesh.geometry import Floats
 from fem_frames.problem.description import RecordedProblem
 from fem_frames.solvers.bounds import certify
 from fem_frames.solvers.conjugate_gradients import solve
-from training.losses import free_values
-from training.net_outputs import frame_coefficients
 
 Progress = Callable[[int, int], None]
 CHUNK = 128  # samples evaluated at a time
@@ -117,7 +115,7 @@ def reference_solutions(exact: Formulation, y: Floats, progress: Progress | None
 
 def check_reference(exact: Formulation, reference: ReferenceSolutions) -> None:
     """Raises a ValueError if the solutions belong to another mesh or problem, since their loss in the frame differs."""
-    w = frame_coefficients(exact.frame.arrays, free_values(exact, reference))
+    w = exact.coordinates.coefficients(exact.coordinates.free(reference.fields, exact.frame.device))
     for start in range(0, len(w), CHUNK):
         part = slice(start, start + CHUNK)
         y = torch.as_tensor(reference.y[part], device=exact.frame.device)

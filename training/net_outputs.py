@@ -5,9 +5,7 @@ B samples, N nodal values, Nhat frame coefficients.
 
 from __future__ import annotations
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from fem_frames.frame import level_matrices
 from fem_frames.frame.arrays import FrameArrays
@@ -38,17 +36,3 @@ def prolongations(
         ]
         for family in arrays.families
     }
-
-
-def frame_coefficients(arrays: FrameArrays, nodal: Tensor) -> Tensor:
-    """(B, Nhat) frame coefficients of nodal values (B, N): those of the finest hats and facet functions, unscaled."""
-    pieces, start = [], 0
-    for family in arrays.families:
-        if family.name != family.field:  # curls
-            pieces.append(nodal.new_zeros(len(nodal), sum(family.level_sizes)))
-            continue
-        size = family.level_sizes[-1]
-        own = nodal[:, start : start + size] / torch.as_tensor(np.array(family.scale[-1])).to(nodal)
-        pieces += [nodal.new_zeros(len(nodal), sum(family.level_sizes[:-1])), own]
-        start += size
-    return torch.cat(pieces, dim=1)

@@ -25,6 +25,7 @@ from fem_frames.frame.level_matrices import flux_at_centres, values_of
 from fem_frames.mesh.geometry import Floats
 from fem_frames.messages import either
 from fem_frames.operators.checking import unchecked
+from fem_frames.operators.coordinates import Coordinates
 from fem_frames.operators.frame import DTYPES, Frame, check_device, check_dtype, make_synthesis
 from fem_frames.operators.products import accumulation_dtype
 from fem_frames.problem.definition import Problem, Uniform, whole_number
@@ -35,7 +36,6 @@ from fem_frames.studies.solution_plots import check_drawable, plot_solutions
 from nets.frame_net import FrameNet
 from training.answers import FLUX, as_arrays, flux_by_gradient, has_flux, summary, values_at
 from training.description import NetDescription
-from training.net_outputs import frame_coefficients
 from training.output import check_format, export_net, make_function, write_series
 from training.own import OwnModule, OwnPartError
 from training.saved_problem import fingerprint, problem_content, saved_problem
@@ -92,16 +92,13 @@ class Surrogate:
         """Of each field, the values (B, N) at all points of the finest mesh, for y (B, p) or (p,)."""
         raw = self.net(self._samples(y)).to(self._synthesis.dtype)
         nodal = raw if self.description.nodal else self._synthesis(raw)
-        return {
-            name: lift.expand(len(nodal), -1).index_copy(1, free, nodal[:, part] + lift[free])
-            for name, (part, free, lift) in self._places.items()
-        }
+        return self._coordinates.fields(nodal)
 
     @torch.no_grad()
     def coefficients(self, y: npt.ArrayLike | Tensor) -> Tensor:
         """(B, Nhat) frame coefficients: the net in its own precision, then float64."""
         w = self.net(self._samples(y)).to("cpu" if self.device.type == "mps" else self.device, torch.float64)
-        return frame_coefficients(self.arrays, w) if self.description.nodal else w
+        return self._coordinates.coefficients(w) if self.description.nodal else w
 
     def at(self, points: npt.ArrayLike, y: npt.ArrayLike | Tensor) -> dict[str, Tensor]:
         """Of each field, the values (B, n) at any points (n, d) of the domain, for y (B, p) or (p,); of σ (B, n, d).
@@ -217,15 +214,8 @@ class Surrogate:
         return make_synthesis(self.arrays, accumulation_dtype(DTYPES[self.description.precision]), self.device)
 
     @cached_property
-    def _places(self) -> dict[str, tuple[slice, Tensor, Tensor]]:
-        """Of each field, its part of the nodal values, the points or facets of these, and the lift."""
-        found, start = {}, 0
-        for f in self.arrays.fields:
-            free = torch.as_tensor(np.array(f.free[-1]), device=self.device)
-            lift = torch.as_tensor(np.array(f.lift[-1])).to(self.device, self._synthesis.dtype)
-            found[f.name] = (slice(start, start + len(free)), free, lift)
-            start += len(free)
-        return found
+    def _coordinates(self) -> Coordinates:
+        return Coordinates(self.arrays)
 
     def _samples(self, y: npt.ArrayLike | Tensor) -> Tensor:
         """y as the net takes it."""

@@ -28,9 +28,7 @@ from fem_frames.frame import level_matrices
 from fem_frames.frame.solutions import ReferenceSolutions
 from fem_frames.mesh.geometry import Floats
 from fem_frames.problem.definition import Problem, whole_number
-from training.losses import free_values
 from training.metrics import CHUNK
-from training.net_outputs import frame_coefficients
 
 TermWeights = Callable[[Floats], Floats]
 """y (B, p) to the weights (B, Q) of the terms of an affine system."""
@@ -329,13 +327,14 @@ class RivalAnswers:
         return self.formulation.nodal_fields(self.rival(y))
 
     def coefficients(self, y: Tensor) -> Tensor:
-        return frame_coefficients(self.formulation.frame.arrays, self.rival(y.numpy()))
+        return self.formulation.coordinates.coefficients(self.rival(y.numpy()))
 
 
 def gradient_errors(exact: Formulation, w: Tensor, reference: ReferenceSolutions) -> Tensor:
     """(B,) ‖∇(u - u_ref)‖ / ‖∇u_ref‖ of u = lift + F w."""
     arrays = exact.frame.arrays
-    target = exact.states(frame_coefficients(arrays, free_values(exact, reference)))
+    free = exact.coordinates.free(reference.fields, exact.frame.device)
+    target = exact.states(exact.coordinates.coefficients(free))
     part = level_matrices.state_slices(arrays)["u"]
 
     def size(states: Tensor) -> Tensor:
