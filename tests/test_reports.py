@@ -140,39 +140,29 @@ def test_figures_of_the_best_preset_are_drawn(experiment, tmp_path):
             assert list(draw_figures(report, tmp_path)) == names
 
 
-def test_the_command_reports_with_figures_and_from_json_alone(experiment, tmp_path, monkeypatch):
+def test_the_command_reports_from_runs_from_json_alone_and_from_other_reports(experiment, tmp_path, monkeypatch):
     preset, out = experiment
     monkeypatch.setitem(PRESETS, "quick", preset)
-    from fem_frames.commands import main
-
-    assert main(["report", str(out), "--out", str(tmp_path / "a"), "--json"]) == 0
-    names = {p.name for p in (tmp_path / "a").iterdir()}
-    assert names == {"report.json", "report.md", "table-1.png", "table-2.png", "table-3.png", "initialisation.png"}
-    page = (tmp_path / "a" / "report.md").read_text()
-    (tmp_path / "a" / "report.md").unlink()
-    run_command("report", tmp_path / "a" / "report.json")  # in a process that knows nothing of the small preset
-    assert (tmp_path / "a" / "report.md").read_text() == page
-
-
-def test_cells_that_were_run_elsewhere_come_from_their_report(experiment, tmp_path, monkeypatch):
-    preset, out = experiment
-    monkeypatch.setitem(PRESETS, "quick", preset)
-    from fem_frames.commands import main
-
     whole, empty = tmp_path / "whole", tmp_path / "empty"
-    assert main(["report", str(out), "--out", str(whole), "--fresh-seed", "7", "--json"]) == 0
+    call_command("report", out, "--out", whole, "--fresh-seed", 7, "--json")
+    names = {p.name for p in whole.iterdir()}
+    assert names == {"report.json", "report.md", "table-1.png", "table-2.png", "table-3.png", "initialisation.png"}
+    page = (whole / "report.md").read_text()
+    (whole / "report.md").unlink()
+    run_command("report", whole / "report.json")  # in a process that knows nothing of the small preset
+    assert (whole / "report.md").read_text() == page
+    # Cells that were run elsewhere come from their report.
     claim(empty, "quick")
-    added = ["--add", str(whole / "report.json"), "--json"]
-    assert main(["report", str(empty), *added]) == 0
-    page = (empty / "report" / "report.md").read_text()
-    assert page.replace(", 3 of them taken from their reports", "") == (whole / "report.md").read_text() != page
-    assert {p.name for p in (empty / "report").iterdir()} == {p.name for p in whole.iterdir()}
+    call_command("report", empty, "--add", whole / "report.json", "--json")
+    joined = (empty / "report" / "report.md").read_text()
+    assert joined.replace(", 3 of them taken from their reports", "") == page != joined
+    assert {p.name for p in (empty / "report").iterdir()} == names
     # What is complete in the folder counts more than what a report says of it.
     told = json.loads((whole / "report.json").read_text())
     told["tables"][0]["rows"][5]["loss"] = 1e9
     (tmp_path / "told.json").write_text(json.dumps(told))
-    again = ["--out", str(tmp_path / "again"), "--no-figures", "--json"]
-    assert main(["report", str(out), "--fresh-seed", "7", *again, "--add", str(tmp_path / "told.json")]) == 0
+    again = ("--out", tmp_path / "again", "--no-figures", "--json", "--add", tmp_path / "told.json")
+    call_command("report", out, "--fresh-seed", 7, *again)
     both = [json.loads((folder / "report.json").read_text())["tables"] for folder in (whole, tmp_path / "again")]
     assert both[0] == both[1]
 
