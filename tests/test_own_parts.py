@@ -376,6 +376,13 @@ class Failing(nn.Module):
         return self.inner(y)[nothing]  # noqa: F821
 
 
+class Lost(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            p.fill_(torch.nan)
+
+
 class Opaque(torch.optim.SGD):
     def step(self, closure=None):
         super().step(closure)
@@ -418,7 +425,7 @@ def replacing(parameters):
         ({"optimizer": lambda p: 5}, "^your optimizer gives a int; a torch.optim.Optimizer is expected$"),
         ({"optimizer": lambda p: torch.optim.SGD(p[:1], lr=1.0)}, "^your optimizer SGD takes 1 of the 34 parameters"),
         ({"optimizer": lambda p: torch.optim.SGD(p, lr=-1.0)}, "^your optimizer.* fails in .*Invalid learning rate"),
-        ({"optimizer": lambda p: torch.optim.SGD(p, lr=1e308)}, "^the first step of your optimizer SGD is not finite"),
+        ({"optimizer": lambda p: Lost(p, lr=1.0)}, "^the first step of your optimizer Lost is not finite in"),
         ({"optimizer": replacing}, "^your optimizer Replacing replaces p.data"),
         ({"optimizer": lambda p: Opaque(p, lr=1.0)}, "^your optimizer Opaque cannot be saved"),
     ],
@@ -427,6 +434,8 @@ def test_parts_that_do_not_fit_are_refused_in_one_line(tmp_path, settings, parts
     with pytest.raises(ValueError, match=message) as caught:
         train(settings(), tmp_path / "run", quiet=True, **parts)
     assert "\n" not in str(caught.value)
+    taken = any(optimizer in str(caught.value) for optimizer in ("Lost", "Replacing", "Opaque"))  # a first step
+    assert (tmp_path / "run").exists() == taken
 
 
 def test_settings_and_parts_must_agree(tmp_path, settings):

@@ -22,16 +22,18 @@ from fem_frames.frame.sparse import SparseMatrix
 from fem_frames.memory import check_memory
 from fem_frames.mesh.geometry import Floats
 from fem_frames.messages import option
+from fem_frames.operators.checking import unchecked
 from fem_frames.operators.frame import DTYPES, check_device
 from fem_frames.operators.products import SparseProduct
 from fem_frames.problem.callbacks import calling
 from fem_frames.problem.definition import Problem
 from fem_frames.problem.loading import make_problem, recorded_problem
 from nets import NETS
+from nets.frame_net import FrameNet
 from nets.own import OwnNet
 from training.configuration import OWN, Configuration, Resolved
 from training.description import describe_net
-from training.losses import Loss, loss_kind, make_loss
+from training.losses import Batch, FunctionLoss, Loss, loss_kind, make_loss
 from training.metrics import check_reference, reference_solutions
 from training.net_outputs import level_sizes
 from training.own import OwnParts
@@ -201,8 +203,8 @@ def make_surrogate(
     frame = loss.formulation.frame
     arrays, description = frame.arrays, describe_net(c, problem, loss.nodal)
     net = description.build(arrays, frame.device, c.net_seed, parts.net, frame)
+    _try(net, loss, c, problem)
     if isinstance(net, OwnNet):
-        _try(net, loss, c, problem)
         world.take_first(net)
         description = replace(description, module=net.module_name)
     if c.start_from is not None and not resumed:
@@ -216,24 +218,28 @@ def make_surrogate(
     return Surrogate(net, description, arrays, problem, {"configuration": c.record()})
 
 
-def _try(net: OwnNet, loss: Loss, c: Configuration, problem: Problem) -> None:
-    """A ValueError if a net of the user's own does not give what is expected, found with two samples.
+def _try(net: FrameNet, loss: Loss, c: Configuration, problem: Problem) -> None:
+    """A ValueError if a net or loss of the user's own does not give what is expected, found with two samples.
 
-    It is evaluated as in queries, so that what it counts or averages in training begins with the first step.
+    The net is evaluated as in queries, so that what it counts or averages in training begins with the first step.
     """
+    if not isinstance(net, OwnNet) and not isinstance(loss, FunctionLoss):
+        return
     y = torch.as_tensor(problem.parameters.sample(2, c.test_seed)).to(loss.formulation.wide)
     y = y.to(loss.formulation.frame.device)
     net.eval()
     with torch.enable_grad():
         w = net(y)
-    if not w.requires_grad:
+    if isinstance(net, OwnNet) and not w.requires_grad:
         raise ValueError(f"the answer of your net {net.module_name} does not depend on its parameters through autograd")
-    if c.optimizer == "ngd":
+    if isinstance(net, OwnNet) and c.optimizer == "ngd":
         parameters = {name: p.detach() for name, p in net.named_parameters() if p.requires_grad}
-        with calling(
-            f"the derivative of your net {net.module_name}", None, "it is needed by ngd: use adam, soap or lbfgs"
-        ):
+        advice = "the optimizer ngd needs it: use adam, soap or lbfgs"
+        with calling(f"the derivative of your net {net.module_name}", None, advice):
             torch.func.jvp(lambda p: torch.func.functional_call(net, p, (y,)), (parameters,), (parameters,))
+    if isinstance(loss, FunctionLoss):
+        with unchecked():
+            loss.with_gradient(w, Batch(y))
     net.train()
 
 
