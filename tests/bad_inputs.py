@@ -178,7 +178,10 @@ CASES = [
     (["condition", "--frame", "infinite.npz"], "volumes has values that are not finite"),
     (["condition", "--frame", "ends.npz"], "ends.npz does not hold a frame: level 1 has 4 points, its cells 3"),
     (["condition", "--frame", "zeros.npz"], "u of level 2 is nodal, but its functions are not"),
-    (["condition", "--frame", "relabelled.npz"], "fields are u of degree 0, sigma of degree 0 in dimension 1"),
+    (
+        ["condition", "--frame", "relabelled.npz"],
+        "the frame has the fields u in P1, sigma in RT0, but energy has u in P1",
+    ),
     (["condition", "--frame", "unknown.npz"], "formulation is 'mixed'"),
     (["condition", "--frame", "levels.npz"], "levels is 'three'"),
     (["condition", "--frame", "many.npz"], "levels is 1000000000; a whole number from 1 to 64"),

@@ -195,7 +195,7 @@ def test_a_cell_that_diverges_fails_or_is_killed_does_not_stop_the_others(ended)
     assert not (cells[0].folder / "checkpoints").exists()
     assert set(outcome.failed) == {"blocked", "killed"}
     assert "mine.txt, which is not of a run" in outcome.failed["blocked"]
-    assert outcome.failed["killed"].startswith("killed by SIGKILL; was there memory enough? (see ")
+    assert outcome.failed["killed"].startswith("killed by SIGKILL; was there enough memory? (see ")
 
 
 def test_cells_run_once_and_those_that_failed_are_tried_again(ended, tmp_path):

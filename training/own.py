@@ -68,7 +68,7 @@ class OwnParts:
     def in_settings(self, configuration: Configuration) -> Configuration:
         """The settings with the parts that are given; a rate that they leave open is the optimizer's."""
         for name in self.given:
-            said, default = getattr(configuration, name), Configuration.__dataclass_fields__[name].default
+            said, default = getattr(configuration, name), getattr(Configuration(), name)
             if said not in (default, OWN):
                 raise OwnPartError(f"the settings say {name}={said!r}, and {name}=… is given too: leave out one")
         changes: dict[str, Any] = dict.fromkeys(self.given, OWN)

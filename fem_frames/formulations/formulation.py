@@ -61,6 +61,7 @@ class Formulation(ABC):
     """A variational formulation of a problem over one frame: its fields, and a density on the states of cells.
 
     Subclasses with a name are registered: frames are exported for them, trained and solved by that name.
+    See docs/formulations.md.
     """
 
     name: ClassVar[str]

@@ -25,6 +25,7 @@ class QuadraticFormulation(Formulation):
     A subclass names its fields and gives `blocks` (C_y) and `state_functional` (ℓ_y), both for states that are scaled
     by |T|^{1/2}: an integral over a cell is then a mean over it. Export, loss, solutions, error bounds and training
     follow; `forms` adds PETSc's reference solutions. demos/demo_own_equation.py is an example.
+    See docs/formulations.md.
     """
 
     factor = 0.5

@@ -26,7 +26,10 @@ _ELEMENTS: dict[str, type[Element]] = {}
 
 @dataclass(frozen=True)
 class Element(ABC):
-    """A finite element on simplices of one dimension. Users subclass it for elements of their own."""
+    """A finite element on simplices of one dimension. Users subclass it for elements of their own.
+
+    See docs/formulations.md.
+    """
 
     dimension: int
     name: ClassVar[str]
@@ -81,7 +84,7 @@ class Element(ABC):
 
 
 class P1(Element):
-    """Continuous and linear on cells, with values at points. Its state is the gradient."""
+    """Continuous and linear on cells, with values at points. Its state is the gradient. See docs/formulations.md."""
 
     name = "P1"
     dolfinx_family = "P"
@@ -111,7 +114,10 @@ class P1(Element):
 
 
 class P1Values(P1):
-    """P1 for equations that need u itself. Its state is the value at the centre, then the gradient."""
+    """P1 for equations that need u itself. Its state is the value at the centre, then the gradient.
+
+    See docs/formulations.md.
+    """
 
     name = "P1 with values"
 
@@ -135,7 +141,7 @@ class P1Values(P1):
 class RT0(Element):
     """Raviart-Thomas of lowest order, with fluxes through facets; P1 in one dimension.
 
-    Its state is the value at the centre, then the divergence q: τ(x) = τ_c + (q/d)(x - x_c).
+    Its state is the value at the centre, then the divergence q: τ(x) = τ_c + (q/d)(x - x_c). See docs/formulations.md.
     """
 
     name = "RT0"

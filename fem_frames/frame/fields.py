@@ -44,7 +44,10 @@ def neumann_fluxes(hierarchy: MeshHierarchy, problem: Problem) -> EssentialData:
 
 @dataclass(frozen=True)
 class Field:
-    """An unknown function of a formulation: `Field("u", P1)`, or `Field("sigma", RT0, neumann_fluxes)`."""
+    """An unknown function of a formulation: `Field("u", P1)`, or `Field("sigma", RT0, neumann_fluxes)`.
+
+    See docs/formulations.md.
+    """
 
     name: str
     element: type[Element]
