@@ -1,8 +1,11 @@
 """Elements against basix and PETSc, and formulations of one's own, for equations with u itself."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
+from small_runs import call_command
 
 from fem_frames import (
     P1,
@@ -211,6 +214,46 @@ def test_an_own_formulation_is_trained(tmp_path, name):
     y = made.parameters.sample(4, 1)
     assert (surrogate.improve(y, 1e-8).error_bound <= 1e-8).all()
     assert surrogate.flux(y).shape == (4, len(surrogate.arrays.volumes), 2)
+
+
+MINE = """
+import torch
+from fem_frames import ByRegion, Field, Grid, P1Values, Problem, QuadraticFormulation, Uniform
+
+class Mine(QuadraticFormulation):
+    name = "mine"
+    fields = (Field("u", P1Values),)
+
+    def blocks(self, y):
+        a = self.mean(self.coefficient(y))
+        C = torch.zeros(len(a), 3, 3, a.shape[1]).to(a)
+        C[:, 0, 0] = 1.0
+        C[:, 1:, 1:] = torch.eye(2).to(a)[..., None] * a[:, None, None] + self.moments[..., None]
+        return C
+
+    def state_functional(self, y):
+        return self.source_functional(y)
+
+problem = Problem(Grid((1, 1)), ByRegion({0: 0}), Uniform((0.5,), (1.5,)))
+"""
+
+
+def test_commands_know_a_formulation_that_the_problems_file_defines(tmp_path):
+    """And refuse names that nothing defines, with those that there are."""
+    (tmp_path / "mine.py").write_text(MINE)
+    given = ["--problem", "mine.py", "--levels", 2, "--formulation", "mine"]
+    call_command("export", *given, "--out", "frame.npz", cwd=tmp_path)
+    rows = json.loads(call_command("condition", *given, "--json", cwd=tmp_path).stdout)["rows"]
+    assert 1 < rows[-1]["cond_bpx"] < 20
+    call_command("iterations", "--frame", "frame.npz", "--problem", "mine.py", cwd=tmp_path)
+    call_command("rounding", *given, "--dtypes", "float32", cwd=tmp_path)
+    train = ["--epochs", 3, "--test-samples", 2, "--rank", 2, "--quiet", "--out", "run"]
+    call_command("train", *given, *train, cwd=tmp_path)
+    said = call_command("query", "run", "--problem", "mine.py", "--y", "1", "--tol", "1e-6", cwd=tmp_path).stdout
+    assert "discrete solution" in said
+    call_command("evaluate", "run", "--problem", "mine.py", "--samples", 2, cwd=tmp_path)
+    wrong = call_command("export", *given[:-1], "absent", "--out", "other.npz", cwd=tmp_path, expect=2)
+    assert "formulation is 'absent'; choose from energy, least-squares, weighted-least-squares" in wrong.stderr
 
 
 # ---- one refinement

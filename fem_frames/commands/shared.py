@@ -63,8 +63,9 @@ def declare_problem(parser: argparse.ArgumentParser, *, or_frame: bool = False) 
         choices=REFINEMENTS,
         help="red: similar triangles, tetrahedra by Bey's rule; dolfinx: DOLFINx's rule; default: the problem's",
     )
-    text = "default: energy" + (", or that of the file" if or_frame else "")
-    parser.add_argument("--formulation", choices=formulation_names(), default=None if or_frame else "energy", help=text)
+    text = f"{', '.join(formulation_names())}, or one that the problem's file defines; default: energy"
+    text += ", or that of the file" if or_frame else ""
+    parser.add_argument("--formulation", default=None if or_frame else "energy", help=text)
     if or_frame:
         declare_first_level(parser)
 
