@@ -19,7 +19,7 @@ PACKAGES = ("fem_frames", "nets", "training")
 # its own begins with. Two packages stand in two layers: DOLFINx's door is below the frame and PETSc's reference
 # solutions above it, and the hierarchy of meshes knows the problem that it is made for.
 LAYERS: dict[str, tuple[str, ...]] = {
-    "files, memory, messages, registry": ("fem_frames",),
+    "files, memory, messages, …": ("fem_frames",),
     "mesh": ("fem_frames.mesh",),
     "problem": ("fem_frames.problem",),
     "mesh.hierarchy": ("fem_frames.mesh.hierarchy",),

@@ -21,7 +21,7 @@ from fem_frames import (
 from fem_frames.frame import matrices
 
 
-def _mixed(d):
+def mixed(d):
     """Essential and natural boundary data that are not zero, a and f vary with x and y."""
     return Problem(
         mesh=Grid((1,) * d),
@@ -57,12 +57,12 @@ def ring(**changes):
 
 CASES = {
     "interval": (lambda: make_problem("quarters"), 5, "energy", None),
-    "interval, mixed": (lambda: _mixed(1), 4, "energy", None),
+    "interval, mixed": (lambda: mixed(1), 4, "energy", None),
     "interval, LS": (lambda: make_problem("quarters"), 5, "least-squares", None),
     "interval, LS, level 0": (lambda: make_problem("quarters"), 4, "least-squares", 0),
-    "interval, LS, mixed": (lambda: _mixed(1), 4, "least-squares", None),
+    "interval, LS, mixed": (lambda: mixed(1), 4, "least-squares", None),
     "square": (lambda: make_problem("checkerboard"), 3, "energy", None),
-    "square, mixed": (lambda: _mixed(2), 3, "energy", None),
+    "square, mixed": (lambda: mixed(2), 3, "energy", None),
     "square, raised": (_raised, 3, "energy", None),
     "square, one level": (lambda: make_problem("checkerboard"), 3, "energy", 3),
     "square, dolfinx": (_longest_edge, 3, "energy", None),
@@ -70,14 +70,14 @@ CASES = {
     "square, inclusion": (lambda: make_problem("inclusion"), 3, "energy", None),
     "L-shape": (lambda: make_problem("lshape"), 2, "energy", None),
     "square, LS": (lambda: make_problem("checkerboard"), 3, "least-squares", None),
-    "square, LS, mixed": (lambda: _mixed(2), 2, "least-squares", None),
+    "square, LS, mixed": (lambda: mixed(2), 2, "least-squares", None),
     "square, weighted": (lambda: make_problem("checkerboard"), 2, "weighted-least-squares", None),
-    "square, weighted, mixed": (lambda: _mixed(2), 2, "weighted-least-squares", None),
+    "square, weighted, mixed": (lambda: mixed(2), 2, "weighted-least-squares", None),
     "ring, LS": (ring, 1, "least-squares", None),
     "cube, LS": (lambda: make_problem("cube"), 1, "least-squares", None),
-    "cube, LS, mixed": (lambda: _mixed(3), 1, "least-squares", None),
+    "cube, LS, mixed": (lambda: mixed(3), 1, "least-squares", None),
     "cube": (lambda: make_problem("cube"), 2, "energy", None),
-    "cube, mixed": (lambda: _mixed(3), 2, "energy", None),
+    "cube, mixed": (lambda: mixed(3), 2, "energy", None),
 }
 
 

@@ -22,13 +22,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
+from frames import mixed
 
 from fem_frames import (
     ByRegion,
     Frame,
     Grid,
     MeshHierarchy,
-    Pointwise,
     Problem,
     Uniform,
     export_frame,
@@ -72,20 +72,6 @@ def golden(*arrays):
 
 
 # ---- frames and operators
-
-
-def mixed(d):
-    """Essential and natural boundary data that are not zero, a and f vary with x and y."""
-    return Problem(
-        mesh=Grid((1,) * d),
-        coefficient=Pointwise(lambda x, y: 1 + y[..., 0] * x[..., 0] + y[..., 1] * x[..., -1] ** 2),
-        parameters=Uniform((0.0, 0.0), (1.0, 2.0)),
-        source=lambda x, y: 1 + y[..., 1] * x[..., 0] ** 2,
-        dirichlet=lambda x: np.isclose(x[:, 0], 0),
-        dirichlet_value=lambda x: 1 + x[:, 0] + x[:, -1],
-        neumann_value=lambda x: 0.5 + x[:, -1],
-        quadrature_degree=4,
-    )
 
 
 def stretched():

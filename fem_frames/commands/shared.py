@@ -19,6 +19,7 @@ from fem_frames.mesh.geometry import Floats
 from fem_frames.problem.catalogue import PROBLEMS
 from fem_frames.problem.definition import REFINEMENTS, Problem
 from fem_frames.problem.loading import make_problem, recorded_problem
+from fem_frames.progress import terminal_bar
 
 
 def declare(
@@ -276,18 +277,7 @@ def progress_bar(text: str, wanted: bool) -> Iterator[Callable[[int, int], None]
     if not sys.stderr.isatty():
         yield _lines(text)
         return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (TextColumn(text), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    with terminal_bar(text) as bar:
         task = bar.add_task(text, total=None)
         yield lambda done, count: bar.update(task, completed=done, total=count)
 

@@ -113,9 +113,8 @@ class Formulation(ABC):
         self._points = self._as_data(points)  # (K, Q, d)
         self._data = PointData(problem, self._points, tuple(self._as_data(table) for table in coefficient_tables))
         self._weights = self._as_data(arrays.rule_weights)  # (Q,)
-        self._lift = self.rounded(
-            self._as_data(level_matrices.lift_states(arrays))[None], "the Dirichlet data"
-        )  # (1, K m)
+        lift = self._as_data(level_matrices.lift_states(arrays))[None]  # (1, K m)
+        self._lift = self.rounded(lift, "the Dirichlet data")
         self.lifted = bool((self._lift != 0).any())
         """Whether the lift has states: one that is constant has none."""
 

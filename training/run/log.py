@@ -13,6 +13,7 @@ from typing import Any
 
 from fem_frames.files import check_file, written_whole
 from fem_frames.messages import option
+from fem_frames.progress import terminal_bar
 from training.metrics import Metrics
 
 LOG = "log.jsonl"
@@ -150,23 +151,7 @@ def display(first: int, total: int, wanted: bool) -> Iterator[Display]:
     if not sys.stderr.isatty():
         yield LineDisplay(first, total)
         return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]}  rate {task.fields[rate]}  {task.fields[speed]} steps/s"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    after = "loss {task.fields[loss]}  rate {task.fields[rate]}  {task.fields[speed]} steps/s"
+    with terminal_bar(after=after, width=24) as bar:
         task = bar.add_task("", total=total, completed=first, loss="-", rate="-", speed="-")
         yield BarDisplay(bar, task, first, total)
