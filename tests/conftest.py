@@ -52,6 +52,16 @@ def frame_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def frame_of_u(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An exported frame of the energy formulation on the interval, for 4 parameters."""
+    from frames import case
+
+    path = tmp_path_factory.mktemp("frames") / "u.npz"
+    case("interval")[1].save(path)
+    return str(path)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("numprocesses", None):  # tests are run, and MPI is used, by others
