@@ -72,7 +72,7 @@ def replacing(parameters):
         ({"net": nn.LSTM(P, SIZE)}, "^your net LSTM gives a tuple for y"),
         ({"net": nn.Tanh()}, "^your net Tanh has no parameters that require gradients: there is nothing to train$"),
         ({"net": Detached()}, "^the answer of your net Detached does not depend on its parameters"),
-        ({"net": Failing()}, r"^your net Failing fails in .*test_own_parts_refused.py, line \d+, in forward: NameError"),
+        ({"net": Failing()}, r"^your net Failing fails in .*_refused.py, line \d+, in forward: NameError"),
         ({"net": nn.Linear(P, SIZE, dtype=torch.complex64)}, "^weight of your net Linear is complex"),
         ({"net": lambda frame: 5}, "^your function that makes the net gives a int; a module is expected$"),
         ({"net": lambda: 5}, "^your function that makes the net fails in .*test_own_parts_refused.py, line"),
