@@ -54,23 +54,12 @@ def frame_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def frame_of_u(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The file of a frame of u alone, for parts of users."""
+    """An exported frame of the energy formulation on the interval, for 4 parameters."""
     from frames import case
 
     path = tmp_path_factory.mktemp("frames") / "u.npz"
     case("interval")[1].save(path)
     return str(path)
-
-
-@pytest.fixture
-def settings(frame_of_u: str) -> Any:
-    """Makes the settings of a short run on that frame, with changes."""
-    from own_parts import STEPS
-
-    from training import Configuration
-
-    base = dict(frame=frame_of_u, epochs=STEPS, test_samples=8, log_every=1, checkpoint_every=8, batch=16)
-    return lambda **changes: Configuration(**base | changes)
 
 
 @pytest.hookimpl(trylast=True)

@@ -1,10 +1,11 @@
-"""Modules, losses and optimizers of users, and runs with them, for tests."""
+"""Modules, losses and optimizers as users write them, for tests, and what their runs leave behind."""
 
 import numpy as np
 import torch
 from frames import case
 from torch import nn
 
+from training import Configuration
 from training.run.checkpoints import Checkpoints
 from training.run.log import read_log
 
@@ -92,3 +93,8 @@ def assert_same_run(one, other):
     assert states
     assert states.keys() == other["optimizer"]["state"].keys()
     assert all(same(state, other["optimizer"]["state"][number]) for number, state in states.items())
+
+
+def small_settings(frame, **changes):
+    base = dict(frame=frame, epochs=STEPS, test_samples=8, log_every=1, checkpoint_every=8, batch=16)
+    return Configuration(**base | changes)

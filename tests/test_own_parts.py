@@ -1,4 +1,4 @@
-"""Nets, losses and optimizers of the user's own: trained, resumed to the same bits, loaded, and refused in one line."""
+"""Nets, losses and optimizers of the user's own: trained, resumed to the same bits, loaded."""
 
 import copy
 import os
@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from own_parts import (
     mlp,
     same,
     seeded,
+    small_settings,
 )
 from test_torchrun import free_port, torchrun
 from torch import nn
@@ -34,6 +36,11 @@ from training.losses import StableLoss, SupervisedLoss
 from training.run.checkpoints import Checkpoints
 
 pytestmark = pytest.mark.serial
+
+
+@pytest.fixture
+def settings(frame_of_u):
+    return partial(small_settings, frame_of_u)
 
 
 # ---- precision, resuming

@@ -68,8 +68,8 @@ class OwnParts:
     def in_settings(self, configuration: Configuration) -> Configuration:
         """The settings with the parts that are given; a rate that they leave open is the optimizer's."""
         for name in self.given:
-            said, default = getattr(configuration, name), getattr(Configuration(), name)
-            if said not in (default, OWN):
+            said = getattr(configuration, name)
+            if said not in (getattr(Configuration(), name), OWN):
                 raise OwnPartError(f"the settings say {name}={said!r}, and {name}=… is given too: leave out one")
         changes: dict[str, Any] = dict.fromkeys(self.given, OWN)
         if self.optimizer is not None and configuration.rate is None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fem_frames.files import one_line
 from fem_frames.formulations.formulation import Formulation
 from fem_frames.formulations.registry import formulation_class
 from fem_frames.frame.arrays import FrameArrays
@@ -25,7 +26,6 @@ from fem_frames.messages import option
 from fem_frames.operators.checking import unchecked
 from fem_frames.operators.frame import DTYPES, check_device
 from fem_frames.operators.products import SparseProduct
-from fem_frames.problem.callbacks import calling
 from fem_frames.problem.definition import Problem
 from fem_frames.problem.loading import make_problem, recorded_problem
 from nets import NETS
@@ -232,15 +232,22 @@ def _try(net: FrameNet, loss: Loss, c: Configuration, problem: Problem) -> None:
         w = net(y)
     if isinstance(net, OwnNet) and not w.requires_grad:
         raise ValueError(f"the answer of your net {net.module_name} does not depend on its parameters through autograd")
-    if isinstance(net, OwnNet) and c.optimizer == "ngd":
-        parameters = {name: p.detach() for name, p in net.named_parameters() if p.requires_grad}
-        advice = "the optimizer ngd needs it: use adam, soap or lbfgs"
-        with calling(f"the derivative of your net {net.module_name}", None, advice):
-            torch.func.jvp(lambda p: torch.func.functional_call(net, p, (y,)), (parameters,), (parameters,))
     if isinstance(loss, FunctionLoss):
         with unchecked():
             loss.with_gradient(w, Batch(y))
     net.train()
+    if isinstance(net, OwnNet) and c.optimizer == "ngd":
+        parameters = {name: p.detach() for name, p in net.named_parameters() if p.requires_grad}
+        others = {name: value.clone() for name, value in net.named_buffers()}
+        try:
+            torch.func.jvp(
+                lambda p: torch.func.functional_call(net, {**p, **others}, (y,)), (parameters,), (parameters,)
+            )
+        except Exception as error:  # as of batch norm, which changes its averages on the way
+            raise ValueError(
+                f"the optimizer ngd needs derivatives that your net {net.module_name} does not have: use adam, soap or "
+                f"lbfgs ({one_line(error)})"
+            ) from error
 
 
 def hint_of_start(c: Configuration, arrays: FrameArrays, problem: Problem, nodal: bool) -> str | None:

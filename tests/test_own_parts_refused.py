@@ -1,14 +1,21 @@
-"""Nets, losses and optimizers of the user's own that do not fit are refused in one line, and nothing is lost."""
+"""Parts of the user's own that do not fit, or are missing, are refused in one line, and nothing is lost."""
+
+from functools import partial
 
 import pytest
 import torch
-from own_parts import SIZE, P, Unusual, adamw, energy, mlp, seeded
+from own_parts import SIZE, P, Unusual, adamw, energy, mlp, seeded, small_settings
 from torch import nn
 
 from fem_frames.commands import main
 from training import Surrogate, train
 
 pytestmark = pytest.mark.serial
+
+
+@pytest.fixture
+def settings(frame_of_u):
+    return partial(small_settings, frame_of_u)
 
 
 class Detached(nn.Module):
@@ -65,13 +72,13 @@ def replacing(parameters):
         ({"net": nn.LSTM(P, SIZE)}, "^your net LSTM gives a tuple for y"),
         ({"net": nn.Tanh()}, "^your net Tanh has no parameters that require gradients: there is nothing to train$"),
         ({"net": Detached()}, "^the answer of your net Detached does not depend on its parameters"),
-        ({"net": Failing()}, r"^your net Failing fails in .*test_own_part_errors.py, line \d+, in forward: NameError"),
+        ({"net": Failing()}, r"^your net Failing fails in .*_refused.py, line \d+, in forward: NameError"),
         ({"net": nn.Linear(P, SIZE, dtype=torch.complex64)}, "^weight of your net Linear is complex"),
         ({"net": lambda frame: 5}, "^your function that makes the net gives a int; a module is expected$"),
-        ({"net": lambda: 5}, "^your function that makes the net fails in .*test_own_part_errors.py, line"),
+        ({"net": lambda: 5}, "^your function that makes the net fails in .*test_own_parts_refused.py, line"),
         ({"loss": lambda w, y, f: w.sum()}, r"^your loss <lambda> gives the shape \(\); .* one loss per sample$"),
         ({"loss": lambda w, y, f: y.sum(1)}, "^your loss <lambda> does not depend on the coefficients w"),
-        ({"loss": lambda w: w}, "^your loss <lambda> fails in .*test_own_part_errors.py, line .* TypeError"),
+        ({"loss": lambda w: w}, "^your loss <lambda> fails in .*test_own_parts_refused.py, line .* TypeError"),
         ({"loss": "bpx"}, r"^loss is 'bpx'; a function .* Configuration\(loss=…\)$"),
         ({"optimizer": "sgd"}, r"^optimizer is 'sgd'; .* Configuration\(optimizer=…\)$"),
         ({"optimizer": torch.optim.LBFGS}, r"^your optimizer LBFGS evaluates the loss itself, .* optimizer='lbfgs'"),
@@ -96,7 +103,11 @@ def test_settings_and_parts_must_agree(tmp_path, settings):
         ({"net": "separate"}, {"net": mlp}, "the settings say net='separate', and net=… is given too: leave out one"),
         ({"net": "own"}, {}, r"the settings say a net of your own: give it, train\(…, net=…\)"),
         ({"optimizer": "ngd"}, {"loss": energy}, "ngd needs the second derivative .* use adam, soap or lbfgs"),
-        ({"optimizer": "ngd"}, {"net": seeded(0, Detached)}, "does not depend on its parameters"),
+        (
+            {"optimizer": "ngd"},
+            {"net": Unusual()},
+            "ngd needs derivatives that your net Unusual does not have: use adam",
+        ),
     ]:
         with pytest.raises(ValueError, match=message):
             train(settings(**given), tmp_path / "run", quiet=True, **parts)
