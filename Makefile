@@ -32,7 +32,6 @@ demo: $(ready)
 	$(bin)/python demos/demo_least_squares_2d.py
 	$(bin)/python demos/demo_own_net.py
 	$(bin)/python demos/demo_own_equation.py
-	$(bin)/python demos/demo_own_net.py
 
 test: test-serial test-mpi
 
