@@ -196,7 +196,7 @@ def test_blocks_of_a_wrong_shape_are_named():
         formulation.C(torch.zeros(1, 2, dtype=torch.float64))
     with pytest.raises(ValueError, match="exported for 'test-reaction', but this is 'test-wrong'"):
         Wrong(Frame.from_arrays(arrays, "float64"), made)
-    with pytest.raises(ValueError, match="the name 'energy' is that of a formulation of fem-frames"):
+    with pytest.raises(ValueError, match="the name 'energy' belongs to a formulation of fem-frames"):
         type("Energy", (Reaction,), {"name": "energy"})
 
 

@@ -266,7 +266,7 @@ def test_truncated_files_are_refused(saved, keep):
         (lambda a: a.update(volumes=a["volumes"][1:]), "volumes has shape"),
         (lambda a: a.update(volumes=a["volumes"] * np.nan), "volumes has values that are not finite"),
         (lambda a: a.update(volumes=a["volumes"].astype(np.float32)), "volumes has dtype float32"),
-        (lambda a: a.update({"level1.cells": a["level1.cells"] + 100}), "refers to points that are not there"),
+        (lambda a: a.update({"level1.cells": a["level1.cells"] + 100}), "refers to points that do not exist"),
         (
             lambda a: a.update(head=np.array(str(a["head"]).replace('"version": 3', '"version": 99'))),
             "version 99 .* reads version 3",

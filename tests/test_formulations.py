@@ -265,9 +265,9 @@ def _others():
         "its options are {'blocks': 4}": make_problem("checkerboard", blocks=4),
         "2-dimensional, the problem 1-dimensional": make_problem("quarters"),
         r"the problem in \[\[-1": make_problem("lshape"),
-        "its regions are others": make_problem("cookies"),
+        "its regions differ": make_problem("cookies"),
         "its quadrature_degree is 4, not 2": make_problem("inclusion"),
-        "its dirichlet_value is another": replace(board, dirichlet_value=5.0),
+        "its dirichlet_value differs": replace(board, dirichlet_value=5.0),
         "cells carry the region tags": replace(board, coefficient=ByRegion({7: 0}), parameters=Uniform((0.5,), (1.5,))),
         "a Frame and a Problem are expected, not Frame and str": "checkerboard",
     }

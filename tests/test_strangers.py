@@ -248,7 +248,7 @@ def test_a_declared_shape_takes_no_memory(tmp_path):
         (lambda r: r.update(elements=["P7"]), "there is no element 'P7'"),
         (
             lambda r: r.update(elements=["RT0"], fields=[["u", 1]]),
-            "u has degree 1 in dimension 1, which is not that of RT0",
+            "u has degree 1 in dimension 1, which does not fit RT0",
         ),
         (lambda r: r["families"].append(r["families"][0]), "one of each field is expected"),
         (lambda r: r["families"][0].__setitem__(3, [[1, 1]]), "other types"),

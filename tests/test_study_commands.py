@@ -90,4 +90,4 @@ def test_a_frame_of_ones_own_problem_wants_its_file(tmp_path):
     routes = [row["route"] for row in rows_of("bench", "--frame", "f.npz", "--seconds", 0, "--batch", 2, cwd=tmp_path)]
     assert set(routes) == {"copy", "recursive", "gather", "csr", "coo"}, "all that need no problem"
     done = call_command("condition", "--frame", "f.npz", "--problem", "quarters", expect=2, cwd=tmp_path)
-    assert "quarters does not fit the frame, which is one of mine.py: the frame is 2-dimensional" in done.stderr
+    assert "quarters does not fit the frame, made for mine.py: the frame is 2-dimensional" in done.stderr

@@ -40,7 +40,7 @@ class Energy(Formulation):
         super().__init__(frame, problem)
         arrays = frame.arrays
         free, lift = arrays.fields[0].free[-1], arrays.fields[0].lift[-1]
-        # What does not depend on y: in float64, then rounded once.
+        # Data that do not depend on y are computed in float64 and rounded once.
         nodal, on_lift = arrays.neumann_load[free], float(arrays.neumann_load @ lift)
         if not callable(problem.source):
             f = np.full(self._points.shape[:2], float(problem.source))
@@ -71,13 +71,13 @@ class Energy(Formulation):
         return self.gradient_norm(states, y)
 
     def affine_weights(self) -> Callable[[Floats], Floats] | None:
-        # Linear in a; not so the exp of an expansion.
+        # The energy is linear in a, and these coefficients are affine in y; ExpAffine is not.
         if callable(self.problem.source) or type(self.problem.coefficient) not in (ByRegion, Affine):
             return None
         return lambda y: np.concatenate([np.ones((len(y), 1)), y], axis=1)
 
     def C(self, y: Tensor) -> CellScalars:
-        # The gradient is constant on cells, so the mean of a_y is all that enters, exact if a_y is constant there.
+        # The gradient is constant on cells, so only the mean of a_y enters; it is exact if a_y is constant on cells.
         a = self.mean(self.coefficient(y))
         rounded = self.rounded(a, "the coefficient a")
         tests = unseen(rounded)
@@ -145,13 +145,13 @@ class Energy(Formulation):
 
     @cached_property
     def _hats(self) -> Tensor:
-        """(K, Q, L) values of the hats at the quadrature points, times the weights of these."""
+        """(K, Q, L) values of the hats at the quadrature points, times the quadrature weights."""
         arrays = self.frame.arrays
         return self._as_data(np.einsum("k,q,ql->kql", arrays.volumes, arrays.rule_weights, arrays.rule_points))
 
     @cached_property
     def _weighted_lift(self) -> Tensor:
-        """(K, Q) the lift at the quadrature points, times the weights of these."""
+        """(K, Q) the lift at the quadrature points, times the quadrature weights."""
         arrays = self.frame.arrays
         return self._as_data(np.einsum("k,q,kq->kq", arrays.volumes, arrays.rule_weights, self._lift_values()))
 

@@ -1,4 +1,4 @@
-"""R_y of least squares: states of cells to residuals, so that C_y = R_yᵀ R_y.
+"""R_y of least squares maps states of cells to residuals, so that C_y = R_yᵀ R_y.
 
 B samples, K finest cells, Q quadrature points in a cell, m = 2d + 1 numbers (g, τ_c, q) in a cell's state.
 """
@@ -16,13 +16,13 @@ from fem_frames.operators.linear import LinearOperator
 
 
 class FluxResidual(LinearOperator):
-    """R_y: states (g, τ_c, q) to residuals on every cell, so that C_y = R_yᵀ R_y.
+    """R_y maps states (g, τ_c, q) to residuals on every cell, so that C_y = R_yᵀ R_y.
 
-    The first residual of a cell is its divergence q, the others make up τ/a - g with τ(x) = τ_c + (q/d)(x - x_c).
+    The first residual of a cell is its divergence q; the others represent τ/a - g with τ(x) = τ_c + (q/d)(x - x_c).
     """
 
     def __init__(self, inverse: Tensor, residuals: int, dimension: int, dtype: torch.dtype) -> None:
-        """`inverse` (K, Q, B): 1/a in the precision to compute in; results are rounded to dtype."""
+        """`inverse` (K, Q, B): 1/a in the precision of the computation; results are rounded to dtype."""
         K, _, self.batch = inverse.shape
         self.shape = (K * residuals, K * (2 * dimension + 1))
         self.dtype, self.device, self.dimension, self.residual_size = dtype, inverse.device, dimension, residuals
@@ -36,7 +36,7 @@ class FluxResidual(LinearOperator):
         """(K, residuals, B) to (K, m, B)."""
 
     def squares(self, s: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
-        """(B,) sums of squared residuals r of the states s (K, m, B), and R_yᵀ r (K, m, B); without autograd."""
+        """(B,) sums of squared residuals r of the states s (K, m, B), and R_yᵀ r (K, m, B)."""
         r = self.cells(s, source)
         return r.square().sum((0, 1)), self.cells_transposed(r)
 
@@ -50,7 +50,7 @@ class FluxResidual(LinearOperator):
 
 
 class ConstantFluxResidual(FluxResidual):
-    """a constant on cells: residuals q, √κ q/(d a) and τ_c/a - g, κ the mean of |x - x_c|²; exact in closed form."""
+    """R_y for a constant on cells: q, √κ q/(d a) and τ_c/a - g with κ the mean of |x - x_c|², an exact closed form."""
 
     def __init__(self, inverse: Tensor, spread: Tensor, dimension: int, dtype: torch.dtype) -> None:
         """`inverse` (K, 1, B): 1/a; `spread` (K,): √κ/d."""
@@ -67,7 +67,7 @@ class ConstantFluxResidual(FluxResidual):
         return torch.cat([-flux, self._inverse * flux, divergence + self._slope * slope], dim=1)
 
     def squares(self, s: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
-        # The same in half the passes over memory, for training steps; where something looks on, as written above.
+        # Training steps get the same numbers in half the passes over memory; autograd needs the plain version.
         if is_watched(s) or is_watched(self._inverse) or is_watched(source):
             return super().squares(s, source)
         d, dtype = self.dimension, self._inverse.dtype
@@ -82,7 +82,7 @@ class ConstantFluxResidual(FluxResidual):
 
 
 class QuadratureFluxResidual(FluxResidual):
-    """a varies on cells: residuals q and, at each quadrature point, τ(x)/a(x) - g times the root of the weight."""
+    """R_y for a that varies on cells: q and, per quadrature point, τ(x)/a(x) - g times the root of its weight."""
 
     def __init__(self, inverse: Tensor, weights: Tensor, offsets: Tensor, dtype: torch.dtype) -> None:
         """`inverse` (K, Q, B): 1/a; `weights` (Q,), sum 1; `offsets` (K, Q, d): (x - x_c)/d."""
@@ -105,10 +105,10 @@ class QuadratureFluxResidual(FluxResidual):
 
 
 class WeightedFluxResidual(FluxResidual):
-    """Another one with all residuals but the divergence multiplied by weights."""
+    """Another FluxResidual with all residuals but the divergence multiplied by weights."""
 
     def __init__(self, inner: FluxResidual, weights: Tensor) -> None:
-        """`weights` (K, residuals - 1, B) or such that broadcast."""
+        """`weights` broadcast to (K, residuals - 1, B)."""
         self.shape, self.dtype, self.device, self.batch = inner.shape, inner.dtype, inner.device, inner.batch
         self.dimension, self.residual_size = inner.dimension, inner.residual_size
         self._inner, self._weights = inner, weights

@@ -1,7 +1,7 @@
-"""What the variational formulations (E) and (LS) have in common: C_y, A_y, load, loss and residual for batches of y.
+"""The interface of the variational formulations: C_y, A_y, load, loss and residual for batches of y.
 
-u = lift + F w: the frame carries what is free, the lift the essential boundary data. For a batch of y the data are held
-with the batch last, like the states they meet.
+u = lift + F w: the frame represents the free part, the lift satisfies the essential boundary data. For a batch of y the
+data have the batch last, like states.
 
 B samples, K finest cells, Q quadrature points in a cell, m numbers in a cell's state, L local dofs, d dimension.
 """
@@ -36,15 +36,15 @@ from fem_frames.problem.evaluation import NotFiniteError, PointData
 
 @dataclass(frozen=True)
 class ErrorNorm:
-    """A norm in which errors have bounds, and the solution that they are measured against. See docs/surrogates.md."""
+    """A norm with bounds for errors, and the solution against which errors are measured. See docs/surrogates.md."""
 
     name: str
     text: str
     """The name in words."""
     formula: str
-    """e is the error of u, τ that of σ."""
+    """The formula in e, the error of u, and τ, the error of σ."""
     against: str
-    """"discrete solution", that of the frame's finest mesh, or "exact solution"."""
+    """"exact solution", or "discrete solution" for the one on the frame's finest mesh."""
 
     def __str__(self) -> str:
         return f"{self.text}, against the {self.against}"
@@ -60,7 +60,7 @@ class MissingFormsError(ValueError):
 class Formulation(ABC):
     """A variational formulation of a problem over one frame: its fields, and a density on the states of cells.
 
-    Subclasses with a name are registered: frames are exported for them, trained and solved by that name.
+    Subclasses with a name are registered: export, training and solvers find them by that name.
     See docs/formulations.md.
     """
 
@@ -70,9 +70,9 @@ class Formulation(ABC):
     fields: ClassVar[tuple[Field, ...]]
     """The unknown functions, with their elements and essential boundary data."""
     neumann_is_load: ClassVar[bool] = True
-    """Whether Neumann data are a load on the first field; otherwise they are essential for another one."""
+    """Whether Neumann data are a load on the first field; otherwise they are essential for another field."""
     norms: ClassVar[tuple[ErrorNorm, ...]]
-    """The norms in which `fem_frames.error_bound` has bounds; the first is the default."""
+    """The norms of `fem_frames.error_bound`; the first is the default."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -81,7 +81,7 @@ class Formulation(ABC):
 
     @classmethod
     def error_norm(cls, name: str | None = None) -> ErrorNorm:
-        """The norm of this name, by default the first, or a ValueError that says which there are."""
+        """The norm with this name, by default the first; raises a ValueError that lists the norms."""
         found = [norm for norm in cls.norms if name in (None, norm.name)]
         if not found:
             names = " and ".join(repr(norm.name) for norm in cls.norms)
@@ -104,7 +104,7 @@ class Formulation(ABC):
         arrays.check_problem(problem)
         self.frame, self.problem = frame, problem
         self.wide = accumulation_dtype(frame.dtype)
-        """Coefficients, sources and sums over cells are computed in this precision: float32 for half."""
+        """The precision of coefficients, sources and sums over cells: float32 if the frame is in half precision."""
         points = level_matrices.quadrature_points(arrays)
         try:
             coefficient_tables = problem.tabulate(points, arrays.regions)
@@ -116,12 +116,12 @@ class Formulation(ABC):
         lift = self._as_data(level_matrices.lift_states(arrays))[None]  # (1, K m)
         self._lift = self.rounded(lift, "the Dirichlet data")
         self.lifted = bool((self._lift != 0).any())
-        """Whether the lift has states: one that is constant has none."""
+        """Whether the lift has nonzero states; a constant lift of P1 has none."""
 
     # ---- data for a batch of y
 
     def check_parameters(self, y: Tensor) -> Tensor:
-        """y as (B, p), or a ValueError that says what is wrong with it."""
+        """y as (B, p); raises a ValueError if y does not fit the problem."""
         p = self.problem.parameters.dimension
         if not isinstance(y, Tensor):
             raise ValueError(f"y must be a torch tensor, not {type(y).__name__}: use torch.as_tensor(y, dtype=…)")
@@ -130,7 +130,7 @@ class Formulation(ABC):
                 f"y has shape {tuple(y.shape)}, but {self.problem.name} has p = {p} parameters: "
                 f"pass (B, {p}) or ({p},); is it another problem's y?"
             )
-        if y.dtype not in (self.frame.dtype, self.wide):  # it is widened before it is used
+        if y.dtype not in (self.frame.dtype, self.wide):  # y is widened before use
             raise ValueError(f"y is in {y.dtype}, the frame in {self.frame.dtype}: pass y.to({self.frame.dtype})")
         if y.device != self.frame.device:
             raise ValueError(f"y is on {y.device}, the frame on {self.frame.device}: move one of them")
@@ -143,7 +143,7 @@ class Formulation(ABC):
         return y
 
     def coefficient(self, y: Tensor) -> Tensor:
-        """(K, Q, B) values of a_y at the quadrature points, (K, 1, B) where constant on cells; positive."""
+        """(K, Q, B) positive values of a_y at the quadrature points, or (K, 1, B) if a_y is constant on cells."""
         wide = self.check_parameters(y).to(self.wide)
         a = self._data.coefficient(wide).permute(1, 2, 0)
         tests = unseen(a)
@@ -155,7 +155,7 @@ class Formulation(ABC):
         return a
 
     def source(self, y: Tensor) -> Tensor:
-        """(K, Q, B) values of f_y at the quadrature points, (1, 1, 1) for a number; finite."""
+        """(K, Q, B) finite values of f_y at the quadrature points, or (1, 1, 1) for a number."""
         if not callable(self.problem.source):
             return torch.full((1, 1, 1), float(self.problem.source), dtype=self.wide, device=self.frame.device)
         wide = self.check_parameters(y).to(self.wide)
@@ -165,7 +165,7 @@ class Formulation(ABC):
         return f.permute(1, 2, 0)
 
     def check_data(self, y: Tensor) -> None:
-        """A ValueError if a_y or f_y are wrong, or do not fit the precision."""
+        """Raises a ValueError if a_y is not positive, f_y is not finite, or the precision is too low for them."""
         y = self.check_parameters(y)
         with unchecked():
             a, f = self.coefficient(y), self.source(y)
@@ -175,11 +175,11 @@ class Formulation(ABC):
         self.frame_functional(y)
 
     def mean(self, values: Tensor) -> Tensor:
-        """(K, B) means over the cells of values (K, Q, B) at quadrature points, or (K, 1, B) of constants."""
+        """(K, B) means over cells of values (K, Q, B) at quadrature points, or (K, 1, B) constant on cells."""
         return (values[:, 0] if values.shape[1] == 1 else (self._weights[:, None] * values).sum(1)).contiguous()
 
     def rounded(self, values: Tensor, what: str) -> Tensor:
-        """The values in the frame's dtype, or a ValueError if its range is too small for them."""
+        """The values in the frame's dtype; raises a ValueError if they exceed its range."""
         made = values.to(self.frame.dtype)
         if is_plain(made) and self.wide != self.frame.dtype and not torch.isfinite(made).all():
             raise NotFiniteError(
@@ -203,7 +203,7 @@ class Formulation(ABC):
         """(K, L, L, B) local stiffness matrices."""
 
     def A(self, y: Tensor) -> Congruent:
-        """A_y on nodal values at free points: gathered to the cells, times local matrices, added up; no global matrix.
+        """A_y on free nodal values, without a global matrix: gathers to cells, applies local matrices, and sums.
 
         See "Matrix-free numerical realization" in the paper.
         """
@@ -222,11 +222,11 @@ class Formulation(ABC):
         return self.frame.D(w) + self._lift if self.lifted else self.frame.D(w)
 
     def synthesise(self, w: Tensor) -> dict[str, Tensor]:
-        """Of each field, the nodal values of lift + F w on the finest mesh: (B, points), for σ (B, facets)."""
+        """Nodal values of lift + F w on the finest mesh for each field: (B, points), for σ (B, facets)."""
         return self.nodal_fields(self.frame.H(w))
 
     def nodal_fields(self, nodal: Tensor) -> dict[str, Tensor]:
-        """Of each field, all nodal values from the free ones (B, N) of all fields."""
+        """All nodal values of each field from the free ones (B, N) of all fields."""
         return self.coordinates.fields(nodal)
 
     # ---- loss and residual
@@ -240,10 +240,10 @@ class Formulation(ABC):
 
     @abstractmethod
     def loss_and_residual(self, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """(B,) the loss and (B, Nhat) the residual, from the same states: what a training step needs."""
+        """(B,) the loss and (B, Nhat) the residual from the same states, for a training step."""
 
     def residual(self, w: Tensor, y: Tensor) -> Tensor:
-        """(B, Nhat) DᵀC_yD w - load, from the states: the gradient of the loss, divided by 2 · factor."""
+        """(B, Nhat) DᵀC_yD w - load, computed from the states: the gradient of the loss divided by 2 · factor."""
         return self.loss_and_residual(w, y)[1]
 
     @abstractmethod
@@ -252,31 +252,31 @@ class Formulation(ABC):
 
     @abstractmethod
     def state_load(self, y: Tensor) -> Tensor:
-        """(B or 1, K m) load that acts on states: from the lift, and for (LS) from the source."""
+        """(B or 1, K m) load on states: from the lift, and for (LS) also from the source."""
 
     @abstractmethod
     def constant(self, y: Tensor) -> Tensor:
         """(B,) the loss at w = 0."""
 
     def lift_functional(self, y: Tensor) -> Tensor:
-        """(B or 1,) the loads of source and Neumann data on the lift."""
+        """(B or 1,) the load of source and Neumann data, applied to the lift."""
         return torch.zeros(1, dtype=self.wide, device=self.frame.device)
 
     def load(self, y: Tensor) -> Tensor:
         """(B, Nhat) right-hand side of DᵀC_yD w = load."""
-        self.coefficient(y)  # what is wrong with a_y shall be found here too
+        self.coefficient(y)  # raises if a_y is wrong
         load = self.frame.D.T(self.state_load(y)) + self.frame_functional(y)
         return load.expand(self.check_parameters(y).shape[0], -1)
 
     def nodal_load(self, y: Tensor) -> Tensor:
-        """(B, N) right-hand side of A_y v = load, v the free nodal values of u - lift."""
+        """(B, N) right-hand side of A_y v = load, where v are the free nodal values of u - lift."""
         load = self.nodal_differential.T(self.state_load(y)) + self.functional(y).to(self.frame.dtype)
         return load.expand(self.check_parameters(y).shape[0], -1)
 
     def nodal_loss(self, v: Tensor, y: Tensor) -> Tensor:
         """(B,) the loss as an expanded quadratic form in nodal values v = H w, without the stable representation.
 
-        For comparison: it loses all digits where the loss is small.
+        It serves for comparison: it loses all digits if the loss is small.
         """
         quadratic = self.A(y).quadratic(v) - 2 * dot(self.nodal_load(y), v)
         return self.factor * quadratic + self.constant(y)
@@ -304,10 +304,10 @@ class Formulation(ABC):
         """(B or 1, Nhat) load of source and Neumann data on the frame."""
         return self.rounded(self._wide_synthesis.T(self.functional(y)), "the load")
 
-    # ---- what bounds for errors are made of
+    # ---- parts of error bounds
 
     def coercivity(self, y: Tensor) -> Tensor:
-        """(B,) the least eigenvalue of C_y over all cells, or a lower bound of it."""
+        """(B,) the least eigenvalue of C_y over all cells, or a lower bound for it."""
         raise ValueError(f"the formulation {self.name} has no lower bound for C_y, which this error bound needs")
 
     @abstractmethod
@@ -319,7 +319,7 @@ class Formulation(ABC):
         raise ValueError(f"the formulation {self.name} has no norm of the functional")
 
     def gradient_norm(self, states: Tensor, y: Tensor) -> Tensor:
-        """(B,) ‖a_y^{1/2} ∇u‖ from states that begin with the gradient of u."""
+        """(B,) ‖a_y^{1/2} ∇u‖ from states whose first entries are the gradient of u."""
         a = self.mean(self.coefficient(y))  # (K, B)
         gradient = cells_last(states, states.shape[-1] // len(a))[:, : self.frame.arrays.dimension]
         return (a * gradient.to(self.wide).square().sum(1)).sum(0).sqrt()
@@ -333,38 +333,38 @@ class Formulation(ABC):
         return torch.zeros(1, dtype=self.wide, device=self.frame.device)
 
     def state_functional(self, y: Tensor) -> Tensor | None:
-        """(K, m, B) a load that acts on the states of u; None where there is none."""
+        """(K, m, B) a load on the states of u; None if the formulation has none."""
         return None
 
     def affine_weights(self) -> Callable[[Floats], Floats] | None:
-        """y (B, p) to weights (B, Q), of which A_y and the load are combinations; None where no few are known."""
+        """Maps y (B, p) to few weights (B, Q) in which A_y and the load are linear; None if none are known."""
         return None
 
     # ---- PETSc's part; `ufl` comes from `fem_frames.fenicsx.door`
 
     @classmethod
     def reference_solvers(cls, dimension: int) -> tuple[str, ...]:
-        """The solvers of PETSc that reference solutions may use in a dimension; the first is the default."""
+        """The PETSc solvers for reference solutions in this dimension; the first is the default."""
         return ("lu",)
 
     @staticmethod
     def forms(V: Any, w: Any, a: Any, f: Any, y: Any, dx: Any) -> tuple[Any, Any, Any]:
-        """Bilinear form, linear form, and the loss of w in UFL: a_y and f_y known at points, y (p,) as constant.
+        """Bilinear form, linear form and loss of w in UFL; a and f are a_y and f_y at points, y (p,) is a constant.
 
-        Formulations without it have their test sets solved by conjugate gradients in frame coordinates.
+        Without `forms`, test sets are solved by conjugate gradients in frame coordinates.
         """
         raise MissingFormsError
 
     @classmethod
     def has_forms(cls) -> bool:
-        """Whether PETSc can solve it."""
+        """Whether PETSc can solve this formulation."""
         return cls.forms is not Formulation.forms
 
-    # Made when first needed: training needs none of them.
+    # These are made when first needed: training needs none of them.
 
     @cached_property
     def coordinates(self) -> Coordinates:
-        """Free nodal values, fields and frame coefficients, from one to another."""
+        """Converts between free nodal values, fields and frame coefficients."""
         return Coordinates(self.frame.arrays)
 
     @cached_property
@@ -385,7 +385,7 @@ class Formulation(ABC):
 
 
 def _check_fields(arrays: FrameArrays, kind: type[Formulation]) -> None:
-    """A ValueError unless the frame has the fields of the formulation."""
+    """Raises a ValueError unless the frame has the fields of the formulation."""
     found = [(f.name, f.element.name) for f in arrays.fields]
     expected = [(f.name, f.element.name) for f in kind.fields]
     if found != expected:

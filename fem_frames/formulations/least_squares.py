@@ -1,7 +1,7 @@
 """The first-order least-squares formulation (LS), with the flux σ = a_y ∇u as a second field.
 
-Its loss is a sum of squared residuals over cells, evaluated as such: expanded into a quadratic form it would lose all
-digits near the solution. Unlike the energy it measures the error itself, in a norm of its own: that of the functional.
+Its loss is evaluated as a sum of squared residuals over cells: expanded into a quadratic form it would lose all digits
+near the solution. Unlike the energy, the loss measures the error itself, in the norm of the functional.
 
 B samples, K finest cells, Q quadrature points in a cell, m = 2d + 1 numbers (g, τ_c, q) in a cell's state.
 """
@@ -35,7 +35,7 @@ from fem_frames.problem.definition import Problem
 
 
 def _norms(flux: str) -> tuple[ErrorNorm, ...]:
-    """The root of the loss is the error in the first; `flux` is its part beside the divergence."""
+    """The root of the loss is the error in the first norm; `flux` is the part of that norm beside the divergence."""
     return (
         ErrorNorm("functional", "norm of the functional", f"√(‖div τ‖² + ‖{flux}‖²)", "exact solution"),
         ErrorNorm("energy", "energy norm", "√∫ a |∇e|²", "exact solution"),
@@ -77,7 +77,7 @@ class LeastSquares(Formulation):
         return self.gradient_norm(states, y)
 
     def solution_norm(self, y: Tensor) -> Tensor:
-        """‖f_y‖: the exact solution has a^{-1} σ = ∇u, and div σ = -f."""
+        """‖f_y‖, because the exact solution satisfies a^{-1} σ = ∇u and div σ = -f."""
         return (self.scaled_source(y).square().sum(0) + self.oscillation(y)).sqrt()
 
     def squares(self, y: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -99,7 +99,7 @@ class LeastSquares(Formulation):
         return lambda y: np.concatenate([np.ones((len(y), 1)), 1 / y[:, used], 1 / y[:, used] ** 2], axis=1)
 
     def R(self, y: Tensor) -> FluxResidual:
-        """R_y, of which C_y = R_yᵀ R_y."""
+        """R_y with C_y = R_yᵀ R_y."""
         return self._residual(self.coefficient(y))
 
     def _residual(self, a: Tensor) -> FluxResidual:
@@ -109,7 +109,7 @@ class LeastSquares(Formulation):
         return QuadratureFluxResidual(inverse, self._weights, self._offsets, dtype)
 
     def weighted_R(self, y: Tensor) -> FluxResidual:
-        """R_y with a_y^{-1/2} σ - a_y^{1/2} ∇u for its flux: that of the weighted formulation."""
+        """R_y of the weighted formulation, with the flux residual a_y^{-1/2} σ - a_y^{1/2} ∇u."""
         a = self.coefficient(y)
         root = a.sqrt()  # a^{-1/2} σ - a^{1/2} ∇u is this times a^{-1} σ - ∇u
         weights = root if a.shape[1] == 1 else root.repeat_interleave(self.frame.arrays.dimension, dim=1)
@@ -139,7 +139,7 @@ class LeastSquares(Formulation):
         return self.residuals(self.R(y), self.states(w), y).square().sum((0, 1)) + self.oscillation(y)
 
     def flux_gaps(self, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """(K, B) ‖a_y^{-1/2} σ - a_y^{1/2} ∇u‖ on each cell, and (B,) ‖div σ + f̄‖, f̄ the means of f_y over cells."""
+        """(K, B) ‖a_y^{-1/2} σ - a_y^{1/2} ∇u‖ per cell, and (B,) ‖div σ + f̄‖ with f̄ the means of f_y over cells."""
         self.check_coefficients(w, y)
         r = self.residuals(self.weighted_R(y), self.states(w), y)
         return r[:, 1:].square().sum(1).sqrt(), r[:, 0].square().sum(0).sqrt()
@@ -156,7 +156,7 @@ class LeastSquares(Formulation):
         return self.oscillations(y).sum(0)
 
     def oscillations(self, y: Tensor) -> Tensor:
-        """(K, B), or (1, 1) and (1, B) zeros, ‖f - f̄‖² of the cells."""
+        """(K, B) ‖f - f̄‖² per cell, or zeros (1, 1) or (1, B) if f is constant on cells."""
         if not callable(self.problem.source):
             return torch.zeros(1, 1, dtype=self.wide, device=self.frame.device)
         f = self.source(y)
@@ -182,7 +182,7 @@ class LeastSquares(Formulation):
         return torch.zeros(1, self.frame.frame_size, dtype=self.frame.dtype, device=self.frame.device)
 
     def scaled_source(self, y: Tensor) -> Tensor:
-        """(K, B) or, for a number, (K, 1) means of f over cells, times |T|^{1/2}."""
+        """(K, B) means of f over cells times |T|^{1/2}, or (K, 1) if f is a number."""
         if callable(self.problem.source):
             return self._volume_roots * self.mean(self.source(y))
         return self._fixed_source
@@ -194,7 +194,7 @@ class LeastSquares(Formulation):
 
 
 class WeightedLeastSquares(LeastSquares):
-    """Minimise ‖div σ + f_y‖² + ‖a_y^{-1/2} σ - a_y^{1/2} ∇u‖², better conditioned where a_y varies much.
+    """Minimise ‖div σ + f_y‖² + ‖a_y^{-1/2} σ - a_y^{1/2} ∇u‖², better conditioned if a_y varies strongly.
 
     See docs/formulations.md.
     """
@@ -216,10 +216,10 @@ class WeightedLeastSquares(LeastSquares):
 
 
 def _forms(V: Any, w: Any, f: Any, dx: Any, of_flux: Any, of_gradient: Any) -> tuple[Any, Any, Any]:
-    """For the residual of_flux σ - of_gradient ∇u. As σ = a ∇u, the other one is div σ + f; the paper prints -f."""
+    """The forms for the residuals of_flux σ - of_gradient ∇u and div σ + f; the paper prints -f, but σ = a ∇u."""
     from fem_frames.fenicsx.door import ufl
 
-    one = V.mesh.topology.dim == 1  # where σ is P1
+    one = V.mesh.topology.dim == 1  # then σ is in P1
 
     def div(s: Any) -> Any:
         return s.dx(0) if one else ufl.div(s)

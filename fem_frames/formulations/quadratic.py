@@ -1,4 +1,4 @@
-"""Quadratic densities on states, given by blocks: the way to write a formulation of one's own.
+"""Quadratic densities on states, given by blocks: the base class for formulations of users.
 
 B samples, K finest cells, Q quadrature points in a cell, m numbers in a cell's state, L local dofs, d dimension.
 """
@@ -20,7 +20,7 @@ from fem_frames.operators.linear import dot
 
 
 class QuadraticFormulation(Formulation):
-    """Minimise Σ_T ½ sᵀ C_y s - ℓ_yᵀ s - ⟨h, u⟩ over the states s of cells, h being Neumann data.
+    """Minimise Σ_T ½ sᵀ C_y s - ℓ_yᵀ s - ⟨h, u⟩ over the states s of cells, where h are Neumann data.
 
     A subclass names its fields and gives `blocks` (C_y) and `state_functional` (ℓ_y), both for states that are scaled
     by |T|^{1/2}: an integral over a cell is then a mean over it. Export, loss, solutions, error bounds and training
@@ -33,7 +33,7 @@ class QuadraticFormulation(Formulation):
 
     @abstractmethod
     def blocks(self, y: Tensor) -> Tensor:
-        """(K, m, m, B) C_y in the wide precision: symmetric, positive definite on every cell for a bound."""
+        """(K, m, m, B) C_y in the wide precision, symmetric; error bounds need it positive definite on every cell."""
 
     @abstractmethod
     def state_functional(self, y: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ class QuadraticFormulation(Formulation):
         arrays = self.frame.arrays
         return self._as_data(level_matrices.quadrature_points(arrays) - arrays.centres[:, None])
 
-    # ---- what follows from blocks and state_functional
+    # ---- consequences of blocks and state_functional
 
     def C(self, y: Tensor) -> CellBlocks:
         return CellBlocks(self.rounded(self._checked_blocks(y), "C_y"))
@@ -80,7 +80,7 @@ class QuadraticFormulation(Formulation):
         expected = (len(self.frame.arrays.volumes), m, m, self.check_parameters(y).shape[0])
         if tuple(found.shape) != expected:
             raise ValueError(
-                f"blocks of {self.name} have shape {tuple(found.shape)}; (K, m, m, B) = {expected} expected"
+                f"blocks of {self.name} have shape {tuple(found.shape)}; (K, m, m, B) = {expected} is expected"
             )
         return found
 
@@ -108,7 +108,7 @@ class QuadraticFormulation(Formulation):
         return loss, (self.frame.D.T(back) - on_frame).reshape(w.shape)
 
     def functional(self, y: Tensor) -> Tensor:
-        """(1, N) that of Neumann data on the first field."""
+        """(1, N) the load of Neumann data on the first field."""
         arrays = self.frame.arrays
         load = np.zeros(arrays.nodal_size)
         free = arrays.fields[0].free[-1]
@@ -141,7 +141,7 @@ class QuadraticFormulation(Formulation):
 
 
 def _product(blocks: Tensor, s: Tensor) -> Tensor:
-    """(K, m, B) blocks (K, m, m, B) times states (K, m, B); in one pass, which einsum does not find."""
+    """(K, m, B) blocks (K, m, m, B) times states (K, m, B), in one pass over memory, unlike einsum."""
     found = blocks[:, :, 0] * s[:, None, 0]
     for i in range(1, s.shape[1]):
         found = torch.addcmul(found, blocks[:, :, i], s[:, None, i])

@@ -1,6 +1,6 @@
-"""The formulations by name: the ones that come with the library, and those that users define.
+"""The formulations by name, both built-in ones and those of users.
 
-Needs no torch until a formulation is asked for, so that the command line can list the names.
+Torch is imported only when a formulation is looked up, so that the command line can list the names without it.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ _OWN: dict[str, type[Formulation]] = {}
 
 
 def formulation_names() -> tuple[str, ...]:
-    """The names of all formulations that are known here."""
+    """The names of all registered formulations."""
     return (*_BUILT_IN, *(name for name in _OWN if name not in _BUILT_IN))
 
 
 def register(formulation: type[Formulation]) -> None:
-    """Makes a formulation known by its name; subclasses of `Formulation` with a name are registered on their own."""
+    """Registers a formulation by its name; subclasses of `Formulation` with a name call this automatically."""
     home = _BUILT_IN.homes.get(formulation.name)
     if home not in (None, f"{formulation.__module__}.{formulation.__name__}"):
-        raise ValueError(f"the name {formulation.name!r} is that of a formulation of fem-frames: choose another")
+        raise ValueError(f"the name {formulation.name!r} belongs to a formulation of fem-frames: choose another")
     _OWN[formulation.name] = formulation
 
 
 def formulation_class(name: str) -> type[Formulation]:
-    """The formulation of this name, or a ValueError that says which there are."""
+    """The formulation with this name; raises a ValueError that lists the names."""
     if name in _OWN:
         return _OWN[name]
     if name not in _BUILT_IN:
@@ -52,5 +52,5 @@ def formulation_class(name: str) -> type[Formulation]:
 
 def make_formulation(frame: Frame, problem: Problem) -> Formulation:
     """The formulation that the frame was exported for. See docs/formulations.md."""
-    arrays = getattr(frame, "arrays", None)  # what is no frame is refused by the formulation
+    arrays = getattr(frame, "arrays", None)  # the formulation refuses objects that are not frames
     return formulation_class("energy" if arrays is None else arrays.formulation)(frame, problem)

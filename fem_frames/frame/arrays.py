@@ -1,6 +1,6 @@
 """FrameArrays: all that torch needs to know of a multilevel frame, as NumPy arrays in float64.
 
-The border between DOLFINx and torch: made by `export_frame`, saved as .npz, loaded where there is no DOLFINx.
+They are the border between DOLFINx and torch: `export_frame` makes them, and their .npz files load without DOLFINx.
 
 N points and K cells of the finest level J, j a level, n_j functions of a family on it, Q quadrature points.
 """
@@ -33,7 +33,7 @@ class FrameLevel:
     """Mesh of one level of the frame."""
 
     cells: Ints  # (K_j, d+1) points of each cell; cell c has the children 2^d c, …, 2^d c + 2^d - 1
-    ends: Ints  # (new points, 2) P_j: a point of the level before keeps its value, new ones take the mean of two
+    ends: Ints  # (new points, 2) P_j: points of the previous level keep their values, a new one averages its two ends
     gradients: Floats  # (K_j, d+1, d) gradients of the nodal hats, not normalised
 
 
@@ -44,7 +44,7 @@ class FrameField:
     name: str
     element: Element
     free: tuple[Ints, ...]  # for each level, the simplices whose nodal values are free
-    lift: tuple[Floats, ...]  # for each level, nodal values at all simplices that take the essential boundary data
+    lift: tuple[Floats, ...]  # for each level, nodal values of a function that satisfies the essential boundary data
 
     @property
     def degree(self) -> int:
@@ -62,7 +62,7 @@ class FrameArrays:
 
     formulation: str
     first_level: int
-    points: Floats  # (N, d); those of a coarser level are the first ones
+    points: Floats  # (N, d); the points of coarser levels come first
     levels: tuple[FrameLevel, ...]
     fields: tuple[FrameField, ...]
     families: tuple[FrameFamily, ...]
@@ -71,9 +71,9 @@ class FrameArrays:
     regions: Ints  # (K,)
     rule_points: Floats  # (Q, d+1) barycentric
     rule_weights: Floats  # (Q,), sum 1
-    neumann_load: Floats  # (N,) integrals of Neumann data times hats; zero for (LS), where they are essential
+    neumann_load: Floats  # (N,) integrals of Neumann data times hats; zero for (LS), where these data are essential
     record: Mapping[str, Any] = field(default_factory=dict)
-    """The problem's name and options, versions of what made the arrays."""
+    """The problem's name and options, and the versions of the software that made the arrays."""
     _simplices: dict[tuple[int, int], tuple[Ints, Ints]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -104,7 +104,7 @@ class FrameArrays:
         return sum(len(f.free[-1]) for f in self.fields)
 
     def simplices(self, index: int, k: int) -> tuple[Ints, Ints]:
-        """(S, k+1) points of the k-simplices of levels[index], and (K_j, C) those of each cell."""
+        """(S, k+1) points of the k-simplices of levels[index], and (K_j, C) numbers of the k-simplices of each cell."""
         if (index, k) not in self._simplices:
             self._simplices[index, k] = simplices(self.levels[index].cells, k)
         return self._simplices[index, k]
@@ -120,8 +120,8 @@ class FrameArrays:
     def coarsened(self, level: int, regions: Callable[[Floats], npt.ArrayLike] | None = None) -> FrameArrays:
         """The frame that ends at a coarser level, on the same problem.
 
-        `regions` gives the tags from the midpoints (K, d) of cells, as `Problem.regions` does; None: a cell has that of
-        its first child, right where children inherit it.
+        `regions` maps the midpoints (K, d) of cells to tags, as `Problem.regions` does. By default a cell takes the tag
+        of its first child, which is correct if children inherit tags.
         """
         if not self.first_level <= level <= self.finest_level:
             raise ValueError(f"level is {level}; the frame has the levels {self.first_level} to {self.finest_level}")
@@ -129,7 +129,7 @@ class FrameArrays:
         levels, d = self.levels[:count], self.dimension
         points = self.points[: self.point_count(count - 1)].copy()
         load = self.neumann_load.copy()
-        for index in range(len(self.levels) - 1, count - 1, -1):  # a coarse hat is made of finer ones
+        for index in range(len(self.levels) - 1, count - 1, -1):  # a coarse hat is a sum of finer hats
             size, ends = self.point_count(index - 1), self.levels[index].ends
             np.add.at(load, ends, 0.5 * load[size : size + len(ends), None])
             load = load[:size].copy()
@@ -149,7 +149,7 @@ class FrameArrays:
         )
 
     def without(self, family: str) -> FrameArrays:
-        """The frame without a family that is no nodal one: without curls, and the harmonic fields among them."""
+        """The frame without a family that is not nodal, such as the curls (with the harmonic fields among them)."""
         left = tuple(f for f in self.families if f.name != family)
         if len(left) == len(self.families):
             raise ValueError(f"there is no family {family!r}; the frame has {', '.join(f.name for f in self.families)}")
@@ -158,7 +158,7 @@ class FrameArrays:
         return replace(self, families=left)
 
     def check_problem(self, problem: Problem) -> None:
-        """A ValueError if the frame is that of another problem, as far as points, regions and data tell."""
+        """Raises a ValueError if points, regions or data show that the frame belongs to another problem."""
         made, name = self.record.get("problem"), problem.name
         wrong = ""
         mesh, box = problem.mesh, np.array([self.points.min(axis=0), self.points.max(axis=0)])
@@ -167,22 +167,22 @@ class FrameArrays:
         elif isinstance(mesh, Grid | MeshArrays) and not np.allclose(mesh.box, box):
             wrong = f"the frame lies in the box {box.tolist()}, the problem in {mesh.box.tolist()}"
         elif made == name and dict(self.record.get("options", {})) != dict(problem.options):
-            wrong = f"its options are {dict(problem.options)}, those of the frame {self.record.get('options')}"
+            wrong = f"its options are {dict(problem.options)}, but the frame has {self.record.get('options')}"
         elif self.record.get("quadrature_degree", problem.quadrature_degree) != problem.quadrature_degree:
             wrong = f"its quadrature_degree is {problem.quadrature_degree}, not {self.record['quadrature_degree']}"
         elif problem.regions is not None and not np.array_equal(problem.regions(self.centres), self.regions):
-            wrong = "its regions are others"
+            wrong = "its regions differ"
         elif not np.allclose(problem.boundary_values("dirichlet_value", self.points), self.fields[0].lift[-1]):
-            wrong = "its dirichlet_value is another"
+            wrong = "its dirichlet_value differs"
         elif problem.neumann_value == 0.0 and (
             self.neumann_load.any() or any(f.lift[-1].any() for f in self.fields[1:])
         ):
-            wrong = "its neumann_value is zero, that of the frame is not"
+            wrong = "its neumann_value is zero, but the frame has Neumann data"
         if wrong:
-            raise ValueError(f"problem {name} does not fit the frame, which is one of {made}: {wrong}; export it again")
+            raise ValueError(f"problem {name} does not fit the frame, made for {made}: {wrong}; export it again")
 
     def save(self, path: str | Path) -> None:
-        """Writes one .npz file, whole or not at all."""
+        """Writes one .npz file, either completely or not at all."""
         record = {
             "formulation": self.formulation,
             "first_level": self.first_level,
@@ -196,7 +196,7 @@ class FrameArrays:
 
     @classmethod
     def load(cls, path: str | Path) -> FrameArrays:
-        """Reads what `save` wrote; refuses anything else."""
+        """Reads a file of `save`; refuses anything else."""
         flat, record = load_arrays(path, KIND, VERSION)
         try:
             check_record(record)
@@ -230,12 +230,12 @@ class FrameArrays:
                 **{name: flat[name] for name in _OWN_ARRAYS},
             )
         except KeyError as error:
-            raise ValueError(f"{path} lacks {error}: it is no complete file of frame arrays") from error
+            raise ValueError(f"{path} lacks {error}: it is not a complete file of frame arrays") from error
         except (TypeError, ValueError, AttributeError, LookupError) as error:
             raise ValueError(f"{path} does not hold a frame: {one_line(error)}") from error
 
     def flat(self) -> dict[str, npt.NDArray]:
-        """All arrays by the names that they have in a file."""
+        """All arrays by their names in a file."""
         flat: dict[str, npt.NDArray] = {name: getattr(self, name) for name in _OWN_ARRAYS}
         for j, level in enumerate(self.levels):
             flat |= {f"level{j}.{name}": getattr(level, name) for name in _LEVEL_ARRAYS}
@@ -258,9 +258,7 @@ def _elements(record: Mapping[str, Any], dimension: int) -> list[Element]:
         found = [find_element(name, dimension) for name in names]
     for (name, degree), element in zip(record["fields"], found, strict=True):
         if degree != element.degree:
-            raise ValueError(
-                f"{name} has degree {degree} in dimension {dimension}, which is not that of {element.name}"
-            )
+            raise ValueError(f"{name} has degree {degree} in dimension {dimension}, which does not fit {element.name}")
     return found
 
 

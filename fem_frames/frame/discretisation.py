@@ -1,6 +1,6 @@
 """The discrete problem: fields with their free and given nodal values, regions, and the load of Neumann data.
 
-`export_frame` makes the frame from it, and `ReferenceSolver` the system that PETSc solves.
+`export_frame` makes the frame from it; `ReferenceSolver` makes the system for PETSc.
 
 N points, K cells of the finest mesh, d dimension.
 """
@@ -27,7 +27,7 @@ class DiscreteField:
     name: str
     element: Element
     fixed: tuple[npt.NDArray[np.bool_], ...]  # for each level, where nodal values are given
-    lift: tuple[Floats, ...]  # for each level, nodal values that are right there
+    lift: tuple[Floats, ...]  # for each level, nodal values that agree with the given ones
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +55,7 @@ class Discretisation:
 
     @classmethod
     def from_frame(cls, arrays: FrameArrays) -> Discretisation:
-        """The discrete problem that a frame was exported for; needs no DOLFINx and refines nothing."""
+        """The discrete problem of a frame; needs no DOLFINx and no refinement."""
         fields = []
         for f in arrays.fields:
             fixed = [np.ones(len(lift), bool) for lift in f.lift]

@@ -1,4 +1,4 @@
-"""Elements: what a field is on one simplex, and nothing else knows.
+"""Elements describe a field on one simplex; no other module depends on these details.
 
 **State of a cell.** The Taylor polynomial of a field at the centre of a cell T, times |T|^{1/2}. With this scaling the
 Euclidean norm of all states is a norm in L2, normalised frame functions have states of order one on every level and in
@@ -33,7 +33,7 @@ class Element(ABC):
 
     dimension: int
     name: ClassVar[str]
-    """As files of frames have it."""
+    """The name of the element in frame files."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -48,20 +48,20 @@ class Element(ABC):
     @property
     @abstractmethod
     def state_size(self) -> int:
-        """c, how many numbers the state of a cell has."""
+        """c, the number of entries in the state of a cell."""
 
     @property
     @abstractmethod
     def dolfinx_family(self) -> str:
-        """The name that DOLFINx has for it."""
+        """The name of the element in DOLFINx."""
 
     @abstractmethod
     def states(self, points: Floats, cells: Ints, gradients: Floats) -> Floats:
-        """(K, L, c) states of the nodal basis, not scaled; `gradients` (K, d+1, d) are those of the hats."""
+        """(K, L, c) states of the nodal basis, not scaled; `gradients` (K, d+1, d) belong to the hats."""
 
     @abstractmethod
     def shift(self, states: Floats, offset: Floats) -> Floats:
-        """(…, c) states about another centre, which lies at `offset` (…, d) from theirs."""
+        """(…, c) states about a centre that lies at `offset` (…, d) from the old one."""
 
     @abstractmethod
     def families(self, field: str, levels: Sequence[FieldLevel]) -> list[FrameFamily]:
@@ -71,15 +71,15 @@ class Element(ABC):
     def tabulate(self, reference: Floats, jacobian: Floats) -> Floats:
         """(K, Q, L, c) the nodal basis at points (K, Q, d) of the reference cell, by basix; `jacobian` (K, d, d).
 
-        The components are those of a state, at each point instead of the centre.
+        The components are the entries of a state, at each point instead of the centre.
         """
 
     @abstractmethod
     def norm_weights(self, points: Floats, cells: Ints) -> Floats:
-        """(K, c) weights ω: the frame is normalised in a norm equivalent to (Σ ω state²)^{1/2}, states scaled."""
+        """(K, c) weights ω: the norm that normalises the frame is equivalent to (Σ ω state²)^{1/2}, states scaled."""
 
     def cell_values(self, states: Floats) -> Floats | None:
-        """(…, d) vectors at the centres from states (…, c); None where nodal values are values at points."""
+        """(…, d) vectors at the centres from states (…, c); None if nodal values are values at points."""
         return None
 
 
@@ -181,7 +181,7 @@ class RT0(Element):
         return np.concatenate([values, divergences.reshape(K, Q, local, 1) / determinant], axis=3)
 
     def norm_weights(self, points: Floats, cells: Ints) -> Floats:
-        """Those of H(div)."""
+        """(K, d+1) weights of the H(div) norm."""
         weights = np.ones((len(cells), self.state_size))
         weights[:, -1] += spreads(points, cells) / self.dimension**2
         return weights
@@ -201,7 +201,7 @@ def _tabulated_hats(reference: Floats, jacobian: Floats) -> tuple[Floats, Floats
 
 
 def find_element(name: str, dimension: int) -> Element:
-    """The element of this name, one of the library's or a subclass of `Element` that was imported."""
+    """The element with this name, from the library or from an imported subclass of `Element`."""
     if name not in _ELEMENTS:
         known = ", ".join(_ELEMENTS)
         raise ValueError(f"there is no element {name!r}, only {known}: import the module that defines it first")
@@ -209,5 +209,5 @@ def find_element(name: str, dimension: int) -> Element:
 
 
 def unrecorded_element(number: int, dimension: int) -> Element:
-    """The element of field `number` in files that do not name it: u came first, then its flux."""
+    """The element of field `number` in files that do not name elements: u comes first, then its flux."""
     return (P1, RT0)[min(number, 1)](dimension)

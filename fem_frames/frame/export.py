@@ -1,4 +1,4 @@
-"""From a mesh hierarchy and a problem to FrameArrays.
+"""`export_frame` maps a mesh hierarchy and a problem to FrameArrays.
 
 K cells, d dimension, j a level.
 """
@@ -24,11 +24,11 @@ def export_frame(
     formulation: str = "energy",
     first_level: int | None = None,
 ) -> FrameArrays:
-    """The multilevel frame of a formulation's fields, levels `first_level` to the finest.
+    """The multilevel frame of a formulation's fields, from `first_level` to the finest level.
 
-    The elements of the fields say which functions the frame has: hats, normalised in H1, for P1; facet functions,
-    normalised in H(div), and curls for RT0. `first_level` is by default the problem's; levels without any free dof are
-    left out. See "Multilevel frames" in the paper. See docs/problems.md.
+    The elements of the fields determine the functions: hats, normalised in H1, for P1; facet functions, normalised in
+    H(div), and curls for RT0. `first_level` defaults to the problem's; levels without a free dof are left out.
+    See "Multilevel frames" in the paper. See docs/problems.md.
     """
     hierarchy.check_problem(problem)
     data = Discretisation.from_hierarchy(hierarchy, problem, formulation)
@@ -46,7 +46,7 @@ def export_frame(
         for family in f.element.families(f.name, of_levels):
             taken = family.name in {other.name for other in families}
             families.append(replace(family, name=f"{family.name} of {f.name}") if taken else family)
-    # Nodal families come first, in the order of the fields: nets and files know them by this order.
+    # Nodal families come first, in the order of the fields: nets and files rely on this order.
     families.sort(key=lambda family: family.name != family.field)
     return FrameArrays(
         formulation=formulation,

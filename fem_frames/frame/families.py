@@ -1,4 +1,4 @@
-"""Families of frame functions: on every level, combinations of the nodal basis of a field.
+"""Families of frame functions: on every level, each function is a combination of a field's nodal basis.
 
 n_j functions of a family on level j, N points, d dimension.
 """
@@ -18,7 +18,7 @@ from fem_frames.mesh.simplices import SimplexMesh
 
 @dataclass(frozen=True, eq=False)
 class FieldLevel:
-    """The nodal values of a field on one mesh: which of them are given."""
+    """A mesh, and which nodal values of a field are given on it."""
 
     mesh: SimplexMesh
     fixed: npt.NDArray[np.bool_]  # (simplices that carry nodal values,)
@@ -45,7 +45,7 @@ class FrameFamily:
 
     @property
     def scale(self) -> tuple[Floats, ...]:
-        """Of a nodal family, for each level (n_j,) the normalisation of its functions."""
+        """For each level (n_j,) the normalisation of the functions; only nodal families have one."""
         return tuple(functions.weights for functions in self.functions)
 
     @property

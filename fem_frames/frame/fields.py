@@ -1,4 +1,4 @@
-"""The fields of a formulation: their elements, and the boundary data that are essential for them.
+"""The fields of a formulation, with their elements and essential boundary data.
 
 N points, F facets of a mesh.
 """
@@ -19,10 +19,10 @@ from fem_frames.problem.definition import Problem
 
 @dataclass(frozen=True, eq=False)
 class EssentialData:
-    """On every level, where the nodal values of a field are given, and nodal values that are right there."""
+    """Masks of the given nodal values of a field on every level, and nodal values that agree with them."""
 
-    fixed: tuple[npt.NDArray[np.bool_], ...]  # for each level, of all simplices that carry nodal values
-    lift: tuple[Floats, ...]  # the same
+    fixed: tuple[npt.NDArray[np.bool_], ...]  # for each level, (simplices that carry nodal values,)
+    lift: tuple[Floats, ...]  # the same shapes
 
 
 def dirichlet_values(hierarchy: MeshHierarchy, problem: Problem) -> EssentialData:
@@ -30,13 +30,13 @@ def dirichlet_values(hierarchy: MeshHierarchy, problem: Problem) -> EssentialDat
     fixed = hierarchy.fixed_points(problem)
     lift = np.zeros(len(hierarchy.points))
     if problem.dirichlet_value != 0.0:
-        # Interpolated everywhere, not only on the boundary: a smooth lift loses no digits in half precision.
+        # The data are interpolated everywhere, not only on the boundary: a smooth lift keeps its digits in float16.
         lift = problem.boundary_values("dirichlet_value", hierarchy.points).copy()
     return EssentialData(fixed, tuple(lift[: len(mask)].copy() for mask in fixed))
 
 
 def neumann_fluxes(hierarchy: MeshHierarchy, problem: Problem) -> EssentialData:
-    """σ·n is given where u is not, through facets."""
+    """σ·n is given, as fluxes through facets, where u is not."""
     from fem_frames.frame.raviart_thomas import given_fluxes
 
     return given_fluxes(hierarchy, problem)
@@ -52,4 +52,4 @@ class Field:
     name: str
     element: type[Element]
     essential: Callable[[MeshHierarchy, Problem], EssentialData] = dirichlet_values
-    """Boundary data that the field itself has to take; all others enter the loss."""
+    """Gives the boundary data that the field itself satisfies; all other data enter the loss."""

@@ -1,4 +1,4 @@
-"""Checks of frames: that arrays from a file, or made by hand, fit each other before anything is built from them."""
+"""Checks that the arrays of a frame, read from a file or made by hand, fit each other."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from fem_frames.frame.arrays import FrameArrays
 
 WHOLE = ("cells", "ends", "free", "regions", "starts", "columns")
-"""Arrays of whole numbers; the others are in float64."""
+"""Names of arrays of whole numbers; all other arrays are in float64."""
 
 
 def check_frame(frame: FrameArrays) -> None:
-    """A ValueError unless all arrays of a frame fit each other."""
+    """Raises a ValueError unless all arrays of a frame fit each other."""
     if not isinstance(frame.formulation, str):
         raise ValueError(f"formulation is {frame.formulation!r}; a name is expected")
     if not isinstance(frame.first_level, int) or frame.first_level < 0:
@@ -33,7 +33,7 @@ def check_frame(frame: FrameArrays) -> None:
             raise ValueError(f"{name} has values that are not finite")
     d, K, Q = frame.dimension, len(frame.levels[-1].cells), len(frame.rule_weights)
     if d not in (1, 2, 3) or any(f.element.dimension != d for f in frame.fields):
-        raise ValueError(f"points have dimension {d}, which is not that of the elements")
+        raise ValueError(f"points have dimension {d}, but the elements have another one")
     if K == 0 or not (frame.volumes > 0).all():
         raise ValueError("some cells have no volume, or there are no cells")
     shapes = {
@@ -57,16 +57,16 @@ def check_frame(frame: FrameArrays) -> None:
         for name, table, bound in (("cells", level.cells, count), ("ends", level.ends, before)):
             _check_references(table, bound, f"{name} of level {frame.first_level + j}")
         if level.cells.max() + 1 != count:
-            raise ValueError(f"level {frame.first_level + j} has {count} points, its cells {level.cells.max() + 1}")
+            raise ValueError(f"level {frame.first_level + j} has {count} points, its cells use {level.cells.max() + 1}")
     _check_functions(frame)
 
 
 def _check_functions(frame: FrameArrays) -> None:
-    """Fields and families have tables for all levels, which refer to simplices that are there."""
+    """Fields and families have tables for all levels that refer to existing simplices."""
     count, degrees = len(frame.levels), {f.name: f.degree for f in frame.fields}
     names = [f.name for f in frame.families]
     if names[: len(degrees)] != list(degrees) or len(set(names)) < len(names):
-        raise ValueError(f"families are {', '.join(names)}; one of each field is expected, and others after these")
+        raise ValueError(f"families are {', '.join(names)}; one of each field is expected first, then others")
     tables = [(f.name, f.degree, len(f.free), len(f.lift)) for f in frame.fields]
     tables += [(f.name, f.degree, len(f.free), len(f.functions)) for f in frame.families]
     for name, degree, *sizes in tables:
@@ -83,7 +83,7 @@ def _check_functions(frame: FrameArrays) -> None:
                 raise ValueError(f"{f.name}.lift {where} has shape {f.lift[j].shape}, expected {(size,)}")
         for family in frame.families:
             if family.field not in degrees:
-                raise ValueError(f"family {family.name} is one of {family.field}, which is no field")
+                raise ValueError(f"family {family.name} belongs to {family.field}, which is not a field")
             rows, size = family.functions[j], len(frame.simplices(j, degrees[family.field])[0])
             _check_references(family.free[j], len(frame.simplices(j, family.degree)[0]), f"{family.name} {where}")
             _check_references(rows.columns, size, f"{family.name} {where}")
@@ -100,11 +100,11 @@ def _check_functions(frame: FrameArrays) -> None:
 
 def _check_references(table: Ints, bound: int, name: str) -> None:
     if table.size and not 0 <= table.min() <= table.max() < bound:
-        raise ValueError(f"{name} refers to points that are not there")
+        raise ValueError(f"{name} refers to points that do not exist")
 
 
 def check_record(record: Any) -> None:
-    """A ValueError unless all has the type that `save` gave it."""
+    """Raises a ValueError unless all entries have the types that `save` writes."""
     counts = {"levels": (1, 64), "first_level": (0, 64)}
     for name, (least, most) in counts.items():
         value = record[name]
@@ -120,4 +120,4 @@ def check_record(record: Any) -> None:
     made = record["record"]
     fits &= isinstance(made, dict) and isinstance(made.get("options", {}), dict)
     if not fits:
-        raise ValueError("fields, families or the record have other types than a frame's")
+        raise ValueError("fields, families or the record have other types than in a frame")

@@ -1,15 +1,14 @@
-"""From FrameArrays to the tables of P_j, H and D, in NumPy and float64.
+"""The tables of P_j, H and D from FrameArrays, in NumPy and float64.
 
 H and D are one recursion over levels with different tables,
 
     state_j = M_j [state_{j-1}; w_j],
 
-the state being nodal values for H and the state of every cell for D. The transpose runs backwards with M_jᵀ.
+where the state consists of nodal values for H, and of the states of all cells for D. The transpose runs backwards with
+M_jᵀ. The state of a cell joins the states of all fields: m numbers scaled by |T|^{1/2} (`elements.py`).
 
-The state of a cell is that of all fields, one after the other, m numbers scaled by |T|^{1/2} (`elements.py`).
-
-K_j cells on level j, n_j functions of a family there, L local nodal values of a field on a cell, c of the m numbers in
-a cell's state that a field has, d dimension.
+K_j cells on level j, n_j functions of a family on it, L local nodal values of a field on a cell, m numbers in a cell's
+state, c of them for one field, d dimension.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from fem_frames.mesh.simplices import Entries, prolongation_entries
 
 @dataclass(frozen=True, eq=False)
 class LocalTable:
-    """What a family has on the cells of one level: functions (K_j, n), -1 for none, and their states (K_j, n, c)."""
+    """Functions of a family on each cell of one level (K_j, n), padded by -1, and their states (K_j, n, c)."""
 
     functions: Ints
     states: Floats
@@ -45,7 +44,7 @@ def state_slices(arrays: FrameArrays) -> dict[str, slice]:
 
 
 def state_size(arrays: FrameArrays) -> int:
-    """m."""
+    """m, the number of entries in a cell's state."""
     return sum(f.element.state_size for f in arrays.fields)
 
 
@@ -55,24 +54,24 @@ def level_volumes(arrays: FrameArrays, index: int) -> Floats:
 
 
 def level_centres(arrays: FrameArrays, index: int) -> Floats:
-    """(K_j, d)"""
+    """(K_j, d) centres of the cells of levels[index]."""
     return np.asarray(arrays.points[arrays.levels[index].cells].mean(axis=1))
 
 
 def nodal_states(arrays: FrameArrays, field: FrameField, index: int) -> Floats:
-    """(K_j, L, c) what the nodal basis contributes to the state of a cell, not scaled."""
+    """(K_j, L, c) states of the nodal basis functions on each cell, not scaled."""
     level = arrays.levels[index]
     return field.element.states(arrays.points, level.cells, level.gradients)
 
 
 def nodal_places(arrays: FrameArrays, field: FrameField, index: int = -1) -> Ints:
-    """(K_j, L) numbers of the nodal values of each cell among those of the level."""
+    """(K_j, L) numbers of each cell's nodal values among all nodal values of the level."""
     return arrays.simplices(index % len(arrays.levels), field.degree)[1]
 
 
 @dataclass(frozen=True, eq=False)
 class FamilyStates:
-    """What the functions of a family contribute to the states of cells of their level, not scaled; each pair once."""
+    """States of a family's functions on the cells of their level, not scaled; each pair of cell and function once."""
 
     cell: Ints  # (E,)
     function: Ints  # (E,)
@@ -80,11 +79,11 @@ class FamilyStates:
 
 
 def family_states(arrays: FrameArrays, family: FrameFamily, index: int) -> FamilyStates:
-    """Those of levels[index], sorted by cell and function."""
+    """The states of a family's functions on levels[index], sorted by cell and function."""
     field = field_of(arrays, family)
     table, places = nodal_states(arrays, field, index), nodal_places(arrays, field, index)
     of_place = family.functions[index].transposed()
-    count = np.diff(of_place.starts)[places].ravel()  # (K L,) functions that have a nodal value of this cell
+    count = np.diff(of_place.starts)[places].ravel()  # (K L,) functions that use this nodal value
     local = np.repeat(np.arange(places.size), count)
     entry = of_place.starts[places.ravel()][local] + np.arange(len(local)) - (np.cumsum(count) - count)[local]
     cell, function = local // places.shape[1], of_place.columns[entry]
@@ -96,7 +95,7 @@ def family_states(arrays: FrameArrays, family: FrameFamily, index: int) -> Famil
 
 
 def local_table(arrays: FrameArrays, family: FrameFamily, index: int) -> LocalTable:
-    """The functions of levels[index] by cells."""
+    """The functions of levels[index], listed per cell."""
     found, K = family_states(arrays, family, index), len(arrays.levels[index].cells)
     slot = np.arange(len(found.cell)) - np.searchsorted(found.cell, np.arange(K))[found.cell]
     shape = (K, int(slot.max(initial=-1)) + 1)
@@ -117,7 +116,7 @@ def prolongation_matrix(arrays: FrameArrays, family: FrameFamily, index: int) ->
 
 
 def synthesis_matrices(arrays: FrameArrays) -> list[SparseMatrix]:
-    """M_j of H: nodal values of all fields on the level before and the level's coefficients, to nodal values."""
+    """M_j of H: [nodal values of all fields on level j-1; coefficients of level j] to nodal values on level j."""
     found = []
     for index in range(len(arrays.levels)):
         sizes = [len(f.free[index]) for f in arrays.fields]
@@ -141,15 +140,15 @@ def synthesis_matrices(arrays: FrameArrays) -> list[SparseMatrix]:
 
 
 def differential_matrices(arrays: FrameArrays) -> list[SparseMatrix]:
-    """M_j of D: states of the parents and the level's coefficients, to states of the level's cells."""
+    """M_j of D: [states of the parents; coefficients of level j] to states of the cells of level j."""
     d, m, slices = arrays.dimension, state_size(arrays), state_slices(arrays)
     finest = len(arrays.levels) - 1
     found = []
     for index, level in enumerate(arrays.levels):
         K, sizes = len(level.cells), [family.level_sizes[index] for family in arrays.families]
         before = K * m >> d if index else 0
-        # |T|^{1/2} of the finest cells, times a power of two that keeps it near |T_j|^{1/2}: passing a state on to
-        # the children then multiplies it by a power of two, which costs no rounding.
+        # |T|^{1/2} of the finest cells, times a power of two that keeps it near |T_j|^{1/2}: the step from parents to
+        # children then multiplies by a power of two, which causes no rounding.
         scale = np.sqrt(level_volumes(arrays, index)) * 2.0 ** (_exponent(d, finest - index) - d * (finest - index) / 2)
         parts = [_injection_entries(arrays, index)] if index else []
         for k, family in enumerate(arrays.families):
@@ -163,7 +162,7 @@ def differential_matrices(arrays: FrameArrays) -> list[SparseMatrix]:
 
 
 def localisation_matrix(arrays: FrameArrays) -> SparseMatrix:
-    """E: free nodal values to their copies (K, L) on every finest cell, fields one after the other, 0 where fixed."""
+    """E: free nodal values to their copies (K, L) on every finest cell, field after field; given values become 0."""
     places = _local_numbers(arrays)
     rows = np.arange(places.size).reshape(places.shape)
     return SparseMatrix.from_entries(rows, np.maximum(places, 0), 1.0 * (places >= 0), (places.size, arrays.nodal_size))
@@ -189,7 +188,7 @@ def nodal_differential_matrix(arrays: FrameArrays) -> SparseMatrix:
 
 
 def _local_numbers(arrays: FrameArrays) -> Ints:
-    """(K, L) numbers of the nodal values of all fields on the finest cells among the free ones, -1 where given."""
+    """(K, L) numbers of the finest cells' nodal values, all fields, among the free ones; -1 for given values."""
     found, start = [], 0
     for f in arrays.fields:
         number = _numbers(f.free[-1], len(f.lift[-1]))[nodal_places(arrays, f)]
@@ -199,7 +198,7 @@ def _local_numbers(arrays: FrameArrays) -> Ints:
 
 
 def nodal_functionals(arrays: FrameArrays, values: Floats) -> Floats:
-    """(N,) integrals of a function times the finest hats of u at free points, from its values (K, Q) in quadrature."""
+    """(N,) integrals of a function times the finest hats at free points of u, from its values (K, Q) in quadrature."""
     local = np.einsum("k,q,kq,qn->kn", arrays.volumes, arrays.rule_weights, values, arrays.rule_points)
     whole = np.bincount(arrays.levels[-1].cells.ravel(), weights=local.ravel(), minlength=len(arrays.points))
     return np.asarray(whole[arrays.fields[0].free[-1]])
@@ -216,7 +215,7 @@ def flux_field(arrays: FrameArrays) -> FrameField | None:
 
 
 def flux_at_centres(arrays: FrameArrays, fluxes: Floats) -> Floats:
-    """(…, K, d) values of σ in the centres of the finest cells, from fluxes (…, F) through all finest facets.
+    """(…, K, d) values of σ at the centres of the finest cells, from fluxes (…, F) through all finest facets.
 
     See docs/surrogates.md.
     """
@@ -234,7 +233,7 @@ def cell_states(arrays: FrameArrays, field: FrameField, values: Floats, part: sl
 
 
 def values_of(arrays: FrameArrays, fields: Mapping[str, Floats]) -> dict[str, Floats]:
-    """Of each field, values instead of nodal values: of P1 fields the same, (…, N), of others in centres, (…, K, d)."""
+    """Nodal values of each field to values: unchanged (…, N) for P1, at cell centres (…, K, d) for other elements."""
     found = {}
     for f in arrays.fields:
         values = fields[f.name]
@@ -244,13 +243,13 @@ def values_of(arrays: FrameArrays, fields: Mapping[str, Floats]) -> dict[str, Fl
 
 
 def lift_states(arrays: FrameArrays) -> Floats:
-    """(K m,) states of the functions that take the essential boundary data."""
+    """(K m,) states of the lift, which satisfies the essential boundary data."""
     values = np.concatenate([f.lift[-1][nodal_places(arrays, f)] for f in arrays.fields], axis=1)  # (K, L)
     return np.einsum("kml,kl->km", local_states(arrays), values).ravel()
 
 
 def _prolongation_entries(arrays: FrameArrays, of: FrameField | FrameFamily, index: int) -> Entries:
-    """Whitney forms of levels[index - 1] by those of levels[index], free ones to free ones."""
+    """The free Whitney forms of levels[index - 1] as combinations of the free ones of levels[index]."""
     coarse, fine = (arrays.simplices(i, of.degree) for i in (index - 1, index))
     level = arrays.levels[index]
     entries = prolongation_entries(coarse, fine, arrays.levels[index - 1].cells, level.ends, 2**arrays.dimension)
@@ -261,26 +260,26 @@ def _prolongation_entries(arrays: FrameArrays, of: FrameField | FrameFamily, ind
 
 
 def _numbers(free: Ints, count: int) -> Ints:
-    """(count,) the place of each simplex in `free`, -1 for those that are not there."""
+    """(count,) the place of each simplex in `free`, -1 if it is not free."""
     number = np.full(count, -1)
     number[free] = np.arange(len(free))
     return number
 
 
 def _injection_entries(arrays: FrameArrays, index: int) -> tuple[Ints, Ints, Floats]:
-    """A field on a child is the restriction of its parent's: the state of a child is a Taylor shift."""
+    """The step from parents to children: the state of a child is the Taylor shift of its parent's state."""
     d, m, slices = arrays.dimension, state_size(arrays), state_slices(arrays)
     K, finest = len(arrays.levels[index].cells), len(arrays.levels) - 1
     child = np.arange(K)
     parent = child >> d
-    # One for children of equal volume, which uniform refinement makes.
+    # The ratio is 1 for children of equal volume, as after uniform refinement.
     ratio = np.sqrt(level_volumes(arrays, index) / level_volumes(arrays, index - 1)[parent] * 2.0**d)
     factor = ratio * 2.0 ** (_exponent(d, finest - index) - _exponent(d, finest - index + 1))
     offset = level_centres(arrays, index) - level_centres(arrays, index - 1)[parent]  # (K, d)
     entries: list[Entries] = []
     for f in arrays.fields:
         size, start = f.element.state_size, slices[f.name].start
-        unit = factor[:, None, None] * np.eye(size)  # (K, c, c): the parent's states, one by one
+        unit = factor[:, None, None] * np.eye(size)  # (K, c, c): the unit states of the parent
         shifted = f.element.shift(unit, offset[:, None])  # (K, c of the parent, c of the child)
         used, component = (shifted != 0).any(axis=0), start + np.arange(size)
         source, target = (np.broadcast_to(a, used.shape)[used] for a in (component[:, None], component))

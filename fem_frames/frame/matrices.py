@@ -1,7 +1,7 @@
-"""The frame as sparse matrices, for use elsewhere: P_j, H, D and the data of C_y. SciPy, or torch by `to_torch`.
+"""P_j, H, D and the data of C_y as sparse matrices of SciPy, for use in other programs; `to_torch` converts them.
 
-`quadrature_differential` evaluates basix tables at pulled back quadrature points, level by level, independently of the
-states of cells that `cell_differential` and the operators of torch are made of.
+`quadrature_differential` evaluates basix tables at pulled back quadrature points, level by level. It is independent of
+the states of cells, on which `cell_differential` and the torch operators are built.
 
 Nhat frame coefficients, N free nodal values, K finest cells, Q quadrature points, L local nodal values, d dimension.
 """
@@ -24,7 +24,7 @@ from fem_frames.mesh.simplices import facet_vectors
 
 @dataclass(frozen=True, eq=False)
 class QuadratureData:
-    """What C_y is made of: at every quadrature point its weight (K, Q) and place (K, Q, d); the regions (K,)."""
+    """The data that determine C_y: weights (K, Q) and positions (K, Q, d) of quadrature points, and regions (K,)."""
 
     weights: Floats
     points: Floats
@@ -39,7 +39,7 @@ def quadrature_data(arrays: FrameArrays, degree: int) -> QuadratureData:
 
 
 def prolongation(arrays: FrameArrays, index: int, name: str = "u") -> sparse.csr_array:
-    """P_j of a family from levels[index - 1] to levels[index]; for u by nodal values, weights 1/2 and 1."""
+    """P_j of a family from levels[index - 1] to levels[index]; for u it has the weights 1/2 and 1."""
     if not 1 <= index < len(arrays.levels):
         raise ValueError(f"there is no prolongation to level number {index}; give 1 to {len(arrays.levels) - 1}")
     family = next((f for f in arrays.families if f.name == name), None)
@@ -96,7 +96,7 @@ def quadrature_differential(arrays: FrameArrays, degree: int) -> sparse.csr_arra
 
 
 def to_torch(matrix: Any, layout: str = "csr", dtype: Any = None, device: Any = None) -> Any:
-    """A SciPy matrix as torch sparse tensor, layout "coo" or "csr", rounded once to dtype (default float64)."""
+    """A SciPy matrix as a sparse torch tensor, layout "coo" or "csr", rounded once to dtype (default float64)."""
     import torch
 
     dtype = dtype or torch.float64
@@ -107,7 +107,7 @@ def to_torch(matrix: Any, layout: str = "csr", dtype: Any = None, device: Any = 
         return made.coalesce().to(dtype=dtype, device=device)
     if layout == "csr":
         csr = sparse.csr_array(matrix, copy=True)
-        csr.sum_duplicates()  # sorts too, which torch insists on
+        csr.sum_duplicates()  # also sorts, as torch requires
         rows, columns = (torch.from_numpy(a.astype(np.int64)) for a in (csr.indptr, csr.indices))
         values = torch.from_numpy(csr.data).to(dtype)
         with warnings.catch_warnings():
@@ -125,7 +125,7 @@ def _rule(d: int, degree: int) -> tuple[Floats, Floats]:
 
 
 def _prolongation(arrays: FrameArrays, field: FrameField, index: int) -> sparse.csr_array:
-    """Nodal values of a field at all simplices of levels[index - 1] to those of levels[index]."""
+    """Nodal values of a field on levels[index - 1] to levels[index], given values included."""
     (coarse, _), (fine, of_cells) = (arrays.simplices(i, field.degree) for i in (index - 1, index))
     if field.degree == 0:
         before, ends = arrays.point_count(index - 1), arrays.levels[index].ends
@@ -133,7 +133,7 @@ def _prolongation(arrays: FrameArrays, field: FrameField, index: int) -> sparse.
         columns = np.concatenate([np.arange(before), ends.ravel()])
         weights = np.concatenate([np.ones(before), np.full(ends.size, 0.5)])
         return sparse.csr_array((weights, (rows, columns)), shape=(len(fine), len(coarse)))
-    # Fluxes through fine facets: the coarse field in their middle, times their normal.
+    # The flux through a fine facet is the coarse field at the facet's midpoint times the facet's normal.
     cell = np.zeros(len(fine), np.int64)
     cell[of_cells] = np.arange(len(of_cells))[:, None]
     parent, d = cell >> arrays.dimension, arrays.dimension
@@ -148,7 +148,7 @@ def _prolongation(arrays: FrameArrays, field: FrameField, index: int) -> sparse.
 
 
 def _by_families(arrays: FrameArrays, table: Callable[[FrameField, int], Floats], points: int) -> sparse.csr_array:
-    """Rows for every finest cell and its `points`, by `table`: of field and level, (K, …, c, L) for the nodal basis."""
+    """Rows for every finest cell and its `points`; `table` maps field and level to (K, …, c, L) for the nodal basis."""
     K, blocks = len(arrays.volumes), []
     for field in arrays.fields:
         families = [family for family in arrays.families if family.field == field.name]
@@ -162,7 +162,7 @@ def _by_families(arrays: FrameArrays, table: Callable[[FrameField, int], Floats]
 
 
 def _scatter(arrays: FrameArrays, field: FrameField, index: int, table: Floats) -> sparse.csr_array:
-    """Rows for every finest cell and further axes of `table` (K, …, L), columns for the nodal values of one level."""
+    """Rows for every finest cell and the other axes of `table` (K, …, L); columns for the nodal values of one level."""
     places = nodal_places(arrays, field, index)[arrays.ancestors(index)]  # (K, L)
     places = places.reshape(len(places), *(1,) * (table.ndim - 2), -1)
     rows = np.arange(table.size // table.shape[-1]).reshape(*table.shape[:-1], 1)
@@ -172,7 +172,7 @@ def _scatter(arrays: FrameArrays, field: FrameField, index: int, table: Floats) 
 
 
 def _interleave(blocks: list[Any], groups: int) -> sparse.csr_array:
-    """Block diagonal of the fields, rows reordered so that those of one cell or point stand together."""
+    """The block diagonal of the fields, with all rows of one cell or point next to each other."""
     widths = [block.shape[0] // groups for block in blocks]
     starts = np.concatenate([[0], np.cumsum([block.shape[0] for block in blocks])])
     order = [starts[i] + np.arange(groups * w).reshape(groups, w) for i, w in enumerate(widths)]

@@ -1,11 +1,11 @@
-"""The flux σ in Raviart-Thomas elements of lowest order (RT0) on nested meshes: its boundary data, and two families.
+"""The flux σ in Raviart-Thomas elements of lowest order (RT0) on nested meshes: its boundary data and frame functions.
 
-Facet functions, normalised in H(div), on every level are no frame whose constants hold on fine meshes: fields without
-divergence are cheap in H(div), but made of facet functions that are not. Curls of hats (on tetrahedra: of edge
-functions), normalised in L2, on every level mend that. A domain with holes has fields without divergence that are no
-curls; the few harmonic ones on the coarsest level are taken too.
+Facet functions alone, normalised in H(div), have no level-independent frame constants: divergence-free fields need
+large cancelling coefficients. Curls of hats (of edge functions on tetrahedra), normalised in L2 on every level, fix
+this. A domain with holes also has divergence-free fields that are not curls; the few harmonic fields of the coarsest
+level represent them.
 
-In one dimension RT0 is P1, nothing but constants is free of divergence, and facet functions alone do.
+In one dimension RT0 is P1, only constants are divergence-free, and facet functions alone suffice.
 
 K cells, F facets, d dimension, j a level.
 """
@@ -40,7 +40,7 @@ from fem_frames.problem.definition import Problem
 
 CURL = "curl"  # the name of the family, in files too
 DENSE = 1500  # facets up to which harmonic fields are found by dense matrices
-ZERO = 1e-9  # eigenvalues below are zero: all others are at least of the order of (cells across the domain)^-2
+ZERO = 1e-9  # smaller eigenvalues count as zero: all others are at least of order (cells across the domain)^-2
 
 
 class FluxLevel(FieldLevel):
@@ -53,12 +53,12 @@ class FluxLevel(FieldLevel):
 
     @property
     def faces(self) -> Ints:
-        """Points for d = 2, edges for d = 3: their forms have the curls."""
+        """Points for d = 2, edges for d = 3; their Whitney forms give the curls."""
         return self.mesh.simplices(self.mesh.dimension - 2)[0]
 
     @cached_property
     def states(self) -> tuple[sparse.csr_array, Floats]:
-        """S and ω: fluxes (F,) to values at centres and divergences, and weights with ‖σ‖² in H(div) = ω · (S σ)²."""
+        """S maps fluxes (F,) to values at centres and divergences; ω are weights with ‖σ‖² = ω · (S σ)² in H(div)."""
         mesh, d = self.mesh, self.mesh.dimension
         table, of_cells = facet_states(mesh.points, mesh.cells), mesh.simplices(d - 1)[1]
         K = len(mesh.cells)
@@ -74,20 +74,20 @@ class FluxLevel(FieldLevel):
         return np.sqrt((S @ functions.T).power(2).T @ weights)
 
     def facet_functions(self) -> SparseMatrix:
-        """The functions of the free facets."""
+        """The normalised functions of the free facets."""
         count, free = len(self.facets), self.free
         unit = sparse.csr_array((np.ones(len(free)), (np.arange(len(free)), free)), shape=(len(free), count))
         return self._normalised(unit)
 
     def curls(self) -> tuple[Ints, SparseMatrix]:
-        """The points (edges for d = 3) whose hats keep to the given fluxes, and the curls of these."""
+        """The points (edges for d = 3) whose curls do not change given fluxes, and these curls."""
         free = self._free_faces()
         return free, self._normalised(self._curl_matrix()[:, free].T)
 
     def harmonic_fields(self) -> SparseMatrix:
-        """Those that are no curls and have no divergence: one for each further part of the boundary where u is given.
+        """Divergence-free fields orthogonal to the curls; their number is the dimension of H₁(Ω, Γ_D).
 
-        On tetrahedra also for loops that cannot be moved into those parts: as many as H₁(Ω, Γ_D) has dimensions.
+        There is one per component of Γ_D after the first, and on tetrahedra one per loop that cannot be moved into Γ_D.
         """
         free, cells = self.free, self.mesh.cells
         divergence = _matrix(boundary_entries(cells, self.facets), (len(cells), len(self.facets)))[:, free]
@@ -99,7 +99,7 @@ class FluxLevel(FieldLevel):
         return self._normalised(sparse.csr_array(fields))
 
     def _free_faces(self) -> Ints:
-        """The faces that do not lie where fluxes are given."""
+        """The faces that lie on no facet with a given flux."""
         return np.setdiff1d(np.arange(len(self.faces)), find(_sides(self.facets[self.fixed]), self.faces))
 
     def _curl_matrix(self) -> sparse.csr_array:
@@ -112,7 +112,7 @@ class FluxLevel(FieldLevel):
 
 
 def flux_families(field: str, levels: Sequence[FieldLevel]) -> list[FrameFamily]:
-    """Facet functions, and on triangles and tetrahedra curls, on the first level with harmonic fields."""
+    """Facet functions and, for d > 1, curls; the harmonic fields join the curls of the first level."""
     of_flux, d = [FluxLevel(level.mesh, level.fixed) for level in levels], levels[0].mesh.dimension
     free = tuple(level.free for level in of_flux)
     found = [FrameFamily(field, field, d - 1, free, tuple(level.facet_functions() for level in of_flux))]
@@ -140,10 +140,10 @@ def _flux_levels(hierarchy: MeshHierarchy, problem: Problem) -> list[FluxLevel]:
 
 
 def flux_lift(hierarchy: MeshHierarchy, problem: Problem, levels: list[FluxLevel]) -> tuple[Floats, ...]:
-    """For every level, fluxes (F,) that are right where they are given.
+    """For every level, fluxes (F,) that agree with the given ones.
 
-    On the coarsest mesh the field of least H(div) norm, on finer ones what it is there, with the given facets put
-    right: no level changes much, so the lift is as smooth as the data allow and loses no digits in half precision.
+    The coarsest lift has the least H(div) norm; each finer one is its prolongation, corrected on the given facets. No
+    level changes much, so the lift is as smooth as the data allow and loses no digits in half precision.
     """
     if problem.neumann_value == 0.0 or not levels[0].fixed.any():
         return tuple(np.zeros(len(level.facets)) for level in levels)
@@ -165,7 +165,7 @@ def flux_lift(hierarchy: MeshHierarchy, problem: Problem, levels: list[FluxLevel
 
 
 def _facet_fluxes(problem: Problem, level: FluxLevel) -> Floats:
-    """∫ h over the facets where σ·n = h is given, as fluxes to their positive sides."""
+    """∫ h over the facets where σ·n = h is given, as fluxes towards the positive side of each facet."""
     points, cells, d = level.mesh.points, level.mesh.cells, level.mesh.dimension
     facets = level.facets[level.fixed]
     normal = facet_vectors(points, facets)
@@ -200,7 +200,7 @@ def _matrix(entries: tuple[Ints, Ints, Floats], shape: tuple[int, int]) -> spars
 
 
 def _kernel(matrix: sparse.csr_array) -> Floats:
-    """(n, b) orthonormal basis of the kernel of a symmetric matrix that is not negative."""
+    """(n, b) orthonormal basis of the kernel of a positive semidefinite matrix."""
     if matrix.shape[0] <= DENSE:
         values, vectors = np.linalg.eigh(matrix.toarray())
         return np.asarray(vectors[:, values < ZERO])

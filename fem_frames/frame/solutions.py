@@ -34,7 +34,7 @@ class ReferenceSolutions:
     def stack(
         cls, y: Floats, results: list[tuple[dict[str, Floats], float]], record: Mapping[str, Any]
     ) -> ReferenceSolutions:
-        """One batch from what `ReferenceSolver` gave for each y."""
+        """One batch from the results of `ReferenceSolver` for each y."""
         fields = {name: np.stack([values[name] for values, _ in results]) for name in results[0][0]}
         return cls(y, fields, np.array([loss for _, loss in results]), record)
 
@@ -43,17 +43,17 @@ class ReferenceSolutions:
         return self.fields["u"]
 
     def save(self, path: str | Path) -> None:
-        """Writes one .npz file, whole or not at all."""
+        """Writes one .npz file, either completely or not at all."""
         arrays = {"y": self.y, "loss": self.loss, **{f"field.{name}": values for name, values in self.fields.items()}}
         save_arrays(path, KIND, VERSION, arrays, dict(self.record), compress=False)
 
     @classmethod
     def load(cls, path: str | Path) -> ReferenceSolutions:
-        """Reads what `save` wrote; refuses anything else."""
+        """Reads a file of `save`; refuses anything else."""
         arrays, record = load_arrays(path, KIND, VERSION)
         fields = {name.removeprefix("field."): values for name, values in arrays.items() if name.startswith("field.")}
         if not {"y", "loss", "field.u"} <= set(arrays):
-            raise ValueError(f"{path} lacks y, loss or u: it is no complete file of reference solutions")
+            raise ValueError(f"{path} lacks y, loss or u: it is not a complete file of reference solutions")
         shapes = {name: 1 if name == "loss" else 2 for name in arrays}
         if any(a.dtype != np.float64 or a.ndim != shapes[name] for name, a in arrays.items()):
             raise ValueError(f"{path} holds arrays of other types or shapes than reference solutions: it is damaged")

@@ -1,4 +1,4 @@
-"""Sparse matrices by rows, in NumPy: the building block that P_j, H and D are made of. Needs no torch.
+"""Sparse matrices by rows, in NumPy: the building block of P_j, H and D. Needs no torch.
 
 R rows.
 """
@@ -27,7 +27,7 @@ class SparseMatrix:
     def from_entries(
         cls, rows: npt.ArrayLike, columns: npt.ArrayLike, weights: npt.ArrayLike, shape: tuple[int, int]
     ) -> SparseMatrix:
-        """From arrays that broadcast, each entry given once, in any order; zeros are left out."""
+        """The matrix with these entries, which broadcast, in any order, each given once; zeros are dropped."""
         row, column, weight = (np.ravel(a) for a in np.broadcast_arrays(rows, columns, weights))
         keep = weight != 0
         row, column, weight = row[keep], column[keep], weight[keep]
@@ -37,20 +37,20 @@ class SparseMatrix:
 
     @classmethod
     def from_scipy(cls, matrix: Any) -> SparseMatrix:
-        """From a sparse matrix of SciPy; zeros are left out."""
+        """The same matrix from SciPy; zeros are dropped."""
         coo = matrix.tocoo()
         coo.sum_duplicates()
         return cls.from_entries(coo.row, coo.col, coo.data, coo.shape)
 
     @classmethod
     def stacked(cls, first: SparseMatrix, second: SparseMatrix) -> SparseMatrix:
-        """The rows of one after those of the other."""
+        """The rows of `first`, then the rows of `second`."""
         starts = np.concatenate([first.starts, first.starts[-1] + second.starts[1:]])
         columns, weights = (np.concatenate([getattr(x, k) for x in (first, second)]) for k in ("columns", "weights"))
         return cls(starts, columns, weights, (first.shape[0] + second.shape[0], first.shape[1]))
 
     def to_scipy(self) -> Any:
-        """The same as SciPy's csr_array."""
+        """The same matrix as a csr_array of SciPy."""
         from scipy import sparse
 
         return sparse.csr_array((self.weights, self.columns, self.starts), shape=self.shape)
@@ -60,7 +60,7 @@ class SparseMatrix:
         return SparseMatrix.from_entries(self.columns, rows, self.weights, self.shape[::-1])
 
     def after(self, before: SparseMatrix) -> SparseMatrix:
-        """[state; w] to self [before w'; w], for w' and w one after the other; by dense matrices, so for small ones."""
+        """The map [w'; w] to self [before w'; w], computed by dense matrices: only for small ones."""
         dense = [np.zeros(rows.shape) for rows in (self, before)]
         for matrix, rows in zip(dense, (self, before), strict=True):
             matrix[np.repeat(np.arange(rows.shape[0]), np.diff(rows.starts)), rows.columns] = rows.weights
@@ -70,7 +70,7 @@ class SparseMatrix:
         return SparseMatrix.from_entries(row, column, joined[row, column], joined.shape)
 
     def with_columns(self, places: Ints) -> SparseMatrix:
-        """The same rows with column c at places[c]."""
+        """The same rows with column c moved to places[c]."""
         rows = np.repeat(np.arange(self.shape[0]), np.diff(self.starts))
         return SparseMatrix.from_entries(rows, places[self.columns], self.weights, self.shape)
 

@@ -1,4 +1,4 @@
-"""Operators that act cell by cell, C_y and A_y, and BᵀMB.
+"""Operators that act cell by cell, for C_y and A_y, and products BᵀMB.
 
 B samples, K finest cells, m numbers in a cell's state.
 """
@@ -11,7 +11,7 @@ from fem_frames.operators.linear import LinearOperator, batch_last, dot
 
 
 class CellScalars(LinearOperator):
-    """One number on every cell, times its m entries: C_y of (E)."""
+    """Multiplies the m entries of every cell by one number: C_y of (E)."""
 
     def __init__(self, values: Tensor, size: int) -> None:
         """`values` (K, B), batch last."""
@@ -28,7 +28,7 @@ class CellScalars(LinearOperator):
 
 
 class CellBlocks(LinearOperator):
-    """A small matrix on every cell: the local stiffness matrices of A_y."""
+    """Multiplies the entries of every cell by a small matrix, such as the local stiffness matrices of A_y."""
 
     def __init__(self, blocks: Tensor) -> None:
         """`blocks` (K, r, n, B), batch last."""
@@ -74,7 +74,7 @@ class Congruent(LinearOperator):
         return self.B.T(inner if self.M is None else self.M.T(inner))
 
     def quadratic(self, x: Tensor) -> Tensor:
-        """(B,) ⟨M B x, B x⟩, summed in float32 where x is in half precision."""
+        """(B,) ⟨M B x, B x⟩, summed in float32 if x is in half precision."""
         inner = self.B(x)
         if self.M is None:
             return dot(inner, inner)

@@ -1,4 +1,4 @@
-"""When values may be looked at: not while torch traces, and not inside a training step."""
+"""Decides when values of tensors may be read: not while torch traces, and not inside a training step."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 
 def is_plain(x: Tensor) -> bool:
-    """Whether values may be looked at: not while torch traces, differentiates forward or maps over a batch."""
+    """Whether the values of x may be read: not inside `unchecked`, and not while torch compiles or transforms x."""
     return not _is_traced(x) and _UNSEEN.get() is None
 
 
 def unseen(x: Tensor) -> list[Tensor] | None:
-    """Inside `unchecked`, where to put tests of x that nobody waits for; None elsewhere, and while torch traces."""
+    """The list that collects tests of x inside `unchecked`; None elsewhere, and while torch traces."""
     return None if _is_traced(x) else _UNSEEN.get()
 
 
@@ -25,7 +25,7 @@ def _is_traced(x: Tensor) -> bool:
 
 
 def is_watched(x: Tensor) -> bool:
-    """Whether torch traces, differentiates or maps over what is done to x."""
+    """Whether torch traces, differentiates or maps over operations on x."""
     return _is_traced(x) or (torch.is_grad_enabled() and x.requires_grad)
 
 
@@ -34,9 +34,9 @@ _UNSEEN: ContextVar[list[Tensor] | None] = ContextVar("unseen", default=None)
 
 @contextlib.contextmanager
 def unchecked() -> Iterator[list[Tensor]]:
-    """No values are looked at inside: a training step need not wait for the device to learn that all are right.
+    """Postpones checks of values, so that a training step need not wait for the device.
 
-    Gives a list that fills with tests of values, tensors that are true or false, to be looked at later.
+    Yields a list that collects the postponed tests: tensors that are true or false, to be read later.
     """
     tests: list[Tensor] = []
     token = _UNSEEN.set(tests)

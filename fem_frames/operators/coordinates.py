@@ -16,14 +16,14 @@ from fem_frames.mesh.geometry import Floats
 
 
 class Coordinates:
-    """Between the free nodal values (B, N) of a frame, the nodal values of each field, and coefficients (B, Nhat)."""
+    """Converts between free nodal values (B, N), the nodal values of each field, and frame coefficients (B, Nhat)."""
 
     def __init__(self, arrays: FrameArrays) -> None:
         self._arrays = arrays
         self._places: dict[tuple[torch.device, torch.dtype], list[tuple[str, Tensor, Tensor]]] = {}
 
     def fields(self, free: Tensor) -> dict[str, Tensor]:
-        """Of each field, all nodal values, given ones included, from the free ones."""
+        """All nodal values of each field, given ones included, from the free ones."""
         found, start = {}, 0
         for name, places, lift in self._like(free):
             part = free[..., start : start + len(places)]
@@ -32,20 +32,20 @@ class Coordinates:
         return found
 
     def free(self, fields: Mapping[str, Floats], device: torch.device | str = "cpu") -> Tensor:
-        """(B, N) the free nodal values of all fields, less those of the lift, in float64."""
+        """(B, N) the free nodal values of all fields minus the lift, in float64."""
         parts = []
         for f in self._arrays.fields:
             values = fields.get(f.name, np.empty((0, 0)))
             if values.shape[1] != len(f.lift[-1]):
                 raise ValueError(
                     f"the reference solutions have {values.shape[1]} nodal values of {f.name}, "
-                    f"the frame {len(f.lift[-1])}: solve them again for this problem and level"
+                    f"but the frame has {len(f.lift[-1])}: solve them again for this problem and level"
                 )
             parts.append((values - f.lift[-1])[:, f.free[-1]])
         return torch.as_tensor(np.concatenate(parts, axis=1)).to(device)
 
     def coefficients(self, free: Tensor) -> Tensor:
-        """(B, Nhat) frame coefficients of free nodal values: those of the finest nodal functions, the others zero."""
+        """(B, Nhat) frame coefficients of free nodal values: only the finest nodal functions have nonzero ones."""
         pieces, start = [], 0
         for family in self._arrays.families:
             if family.name != family.field:  # such as curls
@@ -58,7 +58,7 @@ class Coordinates:
         return torch.cat(pieces, dim=1)
 
     def _like(self, free: Tensor) -> list[tuple[str, Tensor, Tensor]]:
-        """Of each field its name, its free places and its lift, copied once to where the values are."""
+        """The name, free places and lift of each field, copied once to the device and dtype of the values."""
         key = (free.device, free.dtype)
         if key not in self._places:
             self._places[key] = [

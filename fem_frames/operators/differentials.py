@@ -1,7 +1,7 @@
-"""D in two other ways, with the interface of FrameDifferential: gathered as in the paper, and as assembled matrix.
+"""Two other realisations of D: gathered as in the paper, and as an assembled matrix.
 
-They are what the recursion is compared with, in accuracy and in speed. In half precision both sum in float32 unless
-told to `accumulate` in their own dtype, which is how a plain implementation would do it; then long sums stagnate.
+They serve to compare the recursion in accuracy and speed. In half precision both sum in float32, unless `accumulate`
+names their own dtype as in a plain implementation; then long sums stagnate.
 
 B samples, K finest cells, L functions on a cell, m numbers in a cell's state.
 """
@@ -23,7 +23,7 @@ LAYOUTS = ("csr", "coo")
 
 
 class GatherDifferential(ExplicitOperator):
-    """D : R^Nhat -> R^(K m), every finest cell gathers from the cells it lies in on all levels, at a cost of O(J N).
+    """D : R^Nhat -> R^(K m); every finest cell gathers from its ancestors on all levels, at a cost of O(J N).
 
     See "Matrix-free numerical realization" in the paper.
     """
@@ -46,7 +46,7 @@ class GatherDifferential(ExplicitOperator):
                 states = field_of(arrays, family).element.shift(states, offset)
                 states = states * np.sqrt(arrays.volumes)[:, None, None]
                 if size:
-                    indices = torch.as_tensor(np.maximum(functions, 0), device=device)  # those that are none have zeros
+                    indices = torch.as_tensor(np.maximum(functions, 0), device=device)  # padding has zero states
                     weights = torch.as_tensor(states).to(device, dtype)
                     self._tables.append((slice(start, start + size), part, indices, weights))
                 start += size
@@ -96,7 +96,7 @@ class SparseDifferential(ExplicitOperator):
         matrix = sparse.csr_array(sparse.diags(scale) @ cell_differential(arrays))
         self.shape = matrix.shape
         self.dtype, self.device, self.hint = dtype, device, "was the net built with frame.level_sizes?"
-        # Rounded to dtype first: the wider type is for sums only.
+        # The entries are rounded to dtype first: only sums use the wider type.
         matrix.data = torch.as_tensor(matrix.data).to(dtype).double().numpy()
         self._matrix, self._transposed = (to_torch(a, layout, self._accumulate, device) for a in (matrix, matrix.T))
 

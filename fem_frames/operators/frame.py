@@ -54,8 +54,8 @@ class Frame:
     ) -> Frame:
         """The frame in float16, bfloat16, float32 or float64.
 
-        `differential` chooses the realisation of D: "recursive", "gather" (`accumulate`), "sparse" (`layout`,
-        `accumulate`), with options in brackets; all give the same numbers up to rounding.
+        `differential` chooses the realisation of D: "recursive", "gather" (options `accumulate`) or "sparse" (options
+        `layout`, `accumulate`). All give the same numbers up to rounding.
         """
         if not isinstance(arrays, FrameArrays):
             raise ValueError(f"FrameArrays are expected, not {type(arrays).__name__}; FrameArrays.load reads a file")
@@ -69,7 +69,7 @@ class Frame:
         return replace(self, D=make_differential(self.arrays, self.dtype, self.device, name, **options))
 
     def to(self, dtype: torch.dtype | str | None = None, device: torch.device | str | None = None) -> Frame:
-        """The frame with recursive D in another precision, from the arrays in float64, or on another device."""
+        """The frame with recursive D in another precision or on another device, made from the float64 arrays."""
         return Frame.from_arrays(self.arrays, self.dtype if dtype is None else dtype, device or self.device)
 
     def __repr__(self) -> str:
@@ -77,16 +77,16 @@ class Frame:
 
     @property
     def level_sizes(self) -> dict[str, tuple[int, ...]]:
-        """Of each family, the number of frame coefficients on every level, from coarse to fine."""
+        """The number of frame coefficients of each family on every level, from coarse to fine."""
         return {family.name: family.level_sizes for family in self.arrays.families}
 
     @property
     def frame_size(self) -> int:
-        """Nhat, length of the vector of frame coefficients: by family, then by level."""
+        """Nhat, the length of the vector of frame coefficients, ordered by family, then by level."""
         return self.arrays.frame_size
 
     def P(self, level: int, family: str = "u") -> Prolongation:
-        """P_j for j = `level`: for u, nodal values at free points of level j-1 to those of level j."""
+        """P_j for j = `level`; for u it maps nodal values at free points of level j-1 to level j."""
         level = whole_number(level, "level", least=None)
         first, last = self.arrays.first_level + 1, self.arrays.finest_level
         if not first <= level <= last:
@@ -98,7 +98,7 @@ class Frame:
         return Prolongation(rows, self.dtype, self.device)
 
     def localisation(self) -> SparseOperator:
-        """E: nodal values to their copies on every finest cell; its transpose adds up what cells contribute."""
+        """E: nodal values to their copies on every finest cell; its transpose sums the contributions of cells."""
         return SparseOperator(level_matrices.localisation_matrix(self.arrays), self.dtype, self.device)
 
 
@@ -127,7 +127,7 @@ def check_dtype(dtype: torch.dtype | str) -> torch.dtype:
 
 
 def check_device(device: torch.device | str) -> torch.device:
-    """The device, with its index where it has one, so that it compares equal to that of tensors on it."""
+    """The device with its index, if it has one, so that it equals the device of tensors on it."""
     try:
         found = torch.ones(1, device=device)
         found.sum().item()
@@ -137,7 +137,7 @@ def check_device(device: torch.device | str) -> torch.device:
 
 
 def _check_range(arrays: FrameArrays, dtype: torch.dtype) -> None:
-    """Normalised functions of large domains or high dimension may be too large for half precision."""
+    """Raises a ValueError if normalised functions overflow: on large domains they may exceed half precision."""
     rows = [functions.weights for family in arrays.families for functions in family.functions]
     largest = max((float(np.abs(weights).max()) for weights in rows if len(weights)), default=0.0)
     if largest > torch.finfo(dtype).max:

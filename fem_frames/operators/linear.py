@@ -1,9 +1,9 @@
-"""Linear operators in torch: the contract, P_j, H and D by recursion over levels, block diagonals, BᵀMB.
+"""Linear operators in torch: the contract of all operators, with transposes for autograd.
 
 Every operator has `op(x)`, `op.T(z)`, `op.shape`, `op.to_dense()`. The batch is first in every call, x (B, n) or (n,),
-and last in memory: results are views of (n, B), and inputs of that layout are taken as they are, so that a chain of
-operators never moves data to transpose it. Transposes are explicit, also in the backward pass: torch's own backward of
-indexing saturates in half precision.
+and last in memory: results are views of (n, B), and inputs of that layout are not copied, so a chain of operators never
+moves data to transpose it. Transposes are explicit, also in the backward pass: torch's own backward of indexing
+saturates in half precision.
 
 B samples, n columns, r rows, K finest cells, m numbers in a cell's state.
 """
@@ -26,9 +26,9 @@ class LinearOperator(ABC):
     dtype: torch.dtype
     device: torch.device
     batch: int | None = None
-    """Number of different maps, one for each sample of a batch of y; None: one map for all."""
+    """Number of different maps, one per sample of a batch of y; None if one map serves all."""
     hint: str = ""
-    """What a wrong length most likely comes from, for the message."""
+    """The most likely cause of a wrong length, for the error message."""
 
     @abstractmethod
     def __call__(self, x: Tensor) -> Tensor:
@@ -39,14 +39,14 @@ class LinearOperator(ABC):
         """(B, r) or (r,) to (B, n) or (n,), by the transposed map."""
 
     def to_dense(self) -> Tensor:
-        """(r, n), or (batch, r, n) where there is one map a sample."""
+        """(r, n), or (batch, r, n) if there is one map per sample."""
         unit = torch.eye(self.shape[1], dtype=self.dtype, device=self.device)
         if self.batch is None:
             return self(unit).T.contiguous()
         return torch.stack([self(column.expand(self.batch, -1)) for column in unit], dim=-1)
 
     def check(self, x: Tensor, size: int) -> None:
-        """A ValueError unless x is (…, size) of this operator's dtype and device."""
+        """Raises a ValueError unless x is (…, size) in this operator's dtype and on its device."""
         name = type(self).__name__
         if not isinstance(x, Tensor):
             raise ValueError(f"{name} takes torch tensors, not {type(x).__name__}; use torch.as_tensor")
@@ -88,7 +88,7 @@ class _Traced(torch.autograd.Function):
 
 
 class _Application(_Traced):
-    """The same for torch.func too; torch.compile does not take what defines `jvp`."""
+    """The same with support for torch.func; torch.compile refuses functions that define `jvp`."""
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Any:
@@ -107,11 +107,11 @@ def _apply(x: Tensor, operator: ExplicitOperator, transposed: bool) -> Tensor:
 
 
 class ExplicitOperator(LinearOperator):
-    """A map with its transpose written out: gradients and tangents go through `multiply` alone."""
+    """A map with an explicit transpose: gradients and tangents use `multiply` only."""
 
     @abstractmethod
     def multiply(self, x: Tensor, transposed: bool) -> Tensor:
-        """(…, n) to (…, r), or (…, r) to (…, n) by the transpose; without gradients."""
+        """(…, n) to (…, r), or (…, r) to (…, n) by the transpose; records no gradients."""
 
     def __call__(self, x: Tensor) -> Tensor:
         self.check(x, self.shape[1])
@@ -123,7 +123,7 @@ class ExplicitOperator(LinearOperator):
 
 
 class RowOperator(ExplicitOperator):
-    """A map given by what it does to (n, B), and its transpose to (r, B)."""
+    """A map given by its action on (n, B) and the action of its transpose on (r, B)."""
 
     @abstractmethod
     def rows(self, x: Tensor) -> Tensor:
@@ -134,17 +134,17 @@ class RowOperator(ExplicitOperator):
         """(r, B) to (n, B)."""
 
     def multiply(self, x: Tensor, transposed: bool) -> Tensor:
-        last = batch_last(x.flatten(0, -2) if x.ndim > 1 else x[None])  # reshape(-1, 0) would not do
+        last = batch_last(x.flatten(0, -2) if x.ndim > 1 else x[None])  # reshape(-1, 0) would fail
         made = self.rows_transposed(last) if transposed else self.rows(last)
         return made.T.reshape(*x.shape[:-1], made.shape[0])
 
 
 def dot(x: Tensor, z: Tensor) -> Tensor:
-    """(B,) inner products of (B, n), in float32 where they are in half precision."""
+    """(B,) inner products of (B, n), summed in float32 for half precision."""
     wide = accumulation_dtype(x.dtype)
     return (x.to(wide) * z.to(wide)).sum(-1)
 
 
 def batch_last(x: Tensor) -> Tensor:
-    """(B, n) to (n, B), contiguous; no copy where the memory is batch-last already."""
+    """(B, n) to (n, B), contiguous; makes no copy if the memory is batch-last already."""
     return x.T.contiguous()

@@ -1,7 +1,7 @@
 """Products with sparse matrices by rows, in torch.
 
-A product gathers rows of x and sums them. The transpose is a table of its own that gathers too, so neither it nor a
-backward pass needs atomic additions: sums are deterministic, and in half precision they are accumulated in float32.
+A product gathers rows of x and sums them. The transpose has its own table and gathers too, so neither it nor a backward
+pass needs atomic additions: sums are deterministic, and in half precision they are accumulated in float32.
 
 R rows, n columns, B samples; the batch is last, so that a gathered row is contiguous.
 """
@@ -16,8 +16,8 @@ from fem_frames.frame.sparse import SparseMatrix
 class SparseProduct:
     """SparseMatrix times (n, B) in torch, rounded once to dtype.
 
-    By `embedding_bag`, torch's kernel for weighted sums of gathered rows: as fast as a compiled recursion without
-    compiling anything, and right in half precision.
+    It uses `embedding_bag`, torch's kernel for weighted sums of gathered rows, which is as fast as a compiled recursion
+    without compiling anything, and accurate in half precision.
     """
 
     def __init__(self, rows: SparseMatrix, dtype: torch.dtype, device: torch.device) -> None:
@@ -42,5 +42,5 @@ class SparseProduct:
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The precision sums are accumulated in: float32 for the half precisions, otherwise their own."""
+    """The precision in which sums are accumulated: float32 for float16 and bfloat16, otherwise dtype itself."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype

@@ -17,7 +17,7 @@ from fem_frames.operators.products import SparseProduct
 
 
 class SparseOperator(RowOperator):
-    """The map of one table of rows, such as P_j."""
+    """The map of one sparse matrix, such as P_j."""
 
     def __init__(self, rows: SparseMatrix, dtype: torch.dtype, device: torch.device) -> None:
         self.shape, self.dtype, self.device = rows.shape, dtype, device
@@ -36,10 +36,10 @@ class Prolongation(SparseOperator):
 
 
 class LevelRecursion(RowOperator):
-    """state_j = M_j [state_{j-1}; w_j] for j from coarse to fine, w to the last state, at a cost of O(N).
+    """Maps w to the finest state by state_j = M_j [state_{j-1}; w_j], from coarse to fine, at a cost of O(N).
 
-    `sizes` has the number of coefficients of every field (outer) and level (inner), in the order of w. The coarsest
-    levels, where a product costs less than its call, are one product.
+    `sizes` has the number of coefficients of every family (outer) and level (inner), in the order of w. The coarsest
+    levels, where a product costs less than its call, are joined to one product.
     """
 
     SMALL = 2**12  # entries of the dense matrix up to which coarse levels are joined: sums have to stay short
@@ -83,12 +83,12 @@ class LevelRecursion(RowOperator):
 def _join_coarse(
     tables: Sequence[SparseMatrix], sizes: Sequence[Sequence[int]], limit: int
 ) -> tuple[int, list[SparseMatrix]]:
-    """How many of the coarsest levels become one, and the tables with one for these, columns by field, then level."""
+    """The number of coarsest levels joined, and the tables with these levels as one, columns by field, then level."""
     joined, first = 1, tables[0]
     while joined < len(tables) and tables[joined].shape[0] * sum(sum(own[: joined + 1]) for own in sizes) <= limit:
         first = tables[joined].after(first)
         joined += 1
-    # `after` puts levels one after the other; w has field after field.
+    # `after` orders columns by level, then field; w is ordered by field, then level.
     blocks = [[(j, k) for k in range(len(sizes))] for j in range(joined)]
     by_level = [block for own in blocks for block in own]
     by_field = sorted(by_level, key=lambda block: (block[1], block[0]))
@@ -103,13 +103,13 @@ def _join_coarse(
 class FrameSynthesis(LevelRecursion):
     """H : R^Nhat -> R^N, frame coefficients to nodal values on the finest level.
 
-    v_j = P_j v_{j-1} + S_j w_j with S_j the normalisation of the hats. See "Multilevel frames" in the paper.
+    v_j = P_j v_{j-1} + S_j w_j, where S_j normalises the hats. See "Multilevel frames" in the paper.
     """
 
 
 class FrameDifferential(LevelRecursion):
     """D : R^Nhat -> R^(K m), frame coefficients to the state of every finest cell, scaled by |T|^{1/2}.
 
-    The paper gathers from all levels for every finest cell, at a cost of O(J N); here cells pass their state on to
-    their children, which costs O(N) and keeps all sums short. See "Stable representations" in the paper.
+    In the paper every finest cell gathers from all levels, at a cost of O(J N); here cells pass their state on to their
+    children, which costs O(N) and keeps all sums short. See "Stable representations" in the paper.
     """
