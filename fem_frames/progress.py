@@ -1,4 +1,4 @@
-"""The progress bar of commands and runs on a terminal."""
+"""The progress bar for commands and runs on a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def terminal_bar(before: str = "", after: str = "", width: int = 40) -> Progress:
-    """A bar on stderr with the number of steps, the time taken and the time left, between two texts of rich."""
+    """A bar on stderr with the number of steps, elapsed and remaining time, and optional rich texts around the bar."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,

@@ -1,4 +1,4 @@
-"""Registries: classes by name. Their names can be listed without torch, which the classes themselves import."""
+"""Registries map names to classes. The names can be listed without torch, which the classes import."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ T = TypeVar("T")
 
 
 class Registry(Mapping[str, T]):
-    """Names to classes or other objects, each imported when it is first asked for.
+    """Maps names to classes or other objects; each is imported on first use.
 
     Registry("net", {"full": "nets.full.FullResNet"})["full"]
     """
 
     def __init__(self, what: str, homes: Mapping[str, str]) -> None:
-        """`what` the names stand for, and for every name the module and the attribute."""
+        """`what` kind of thing the names denote, and `homes` with "module.attribute" for every name."""
         self.what, self.homes = what, dict(homes)
 
     def __getitem__(self, name: str) -> T:
@@ -34,7 +34,7 @@ class Registry(Mapping[str, T]):
         return name in self.homes
 
     def find(self, name: str) -> T:
-        """The object of this name, or a ValueError that lists the names there are."""
+        """The object with this name; raises a ValueError that lists the names."""
         if name not in self:
             raise ValueError(f"{self.what} is {name!r}; choose from {', '.join(self)}")
         return self[name]

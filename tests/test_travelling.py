@@ -132,10 +132,10 @@ def test_a_travelled_problem_stays_with_its_frame(runs):
     with pytest.raises(ValueError, match="the mesh of a problem that was read with its surrogate"):
         MeshHierarchy.from_problem(problem, 2)
     assert isinstance(problem.coefficient, Tabulated)
-    with pytest.raises(ValueError, match="known at the quadrature points of its surrogate's frame only"):
+    with pytest.raises(ValueError, match="known only at the quadrature points of its surrogate's frame"):
         problem.tabulate(np.zeros((4, 3, 2)), np.zeros(4, np.int64))
     other = Surrogate.load(runs["by region"][1]).formulation.frame
-    with pytest.raises(ValueError, match="only be used by its frame"):
+    with pytest.raises(ValueError, match="serves only its frame"):
         make_formulation(other, problem)
 
 
@@ -173,10 +173,10 @@ DAMAGES = [
     ("by region", ["problem", "coefficient", "parameter"], {7: 9}, "uses parameter 9, but there are p = 2"),
     ("by region", ["problem", "coefficient", "fixed"], {7: 1.0}, "both a parameter and a fixed value"),
     ("by region", ["problem", "parameters"], {"kind": "normal", "dimension": 2}, "'normal', which is unknown"),
-    ("by region", ["problem", "parameters", "lower"], 0.5, "no lists of numbers"),
+    ("by region", ["problem", "parameters", "lower"], 0.5, "does not consist of lists of numbers"),
     ("by region", ["problem", "parameters", "lower"], [9.0, 9.0], "is empty: lower must be below upper"),
-    ("affine", ["problem", "coefficient", "mean"], torch.ones(3), "the table mean of the coefficient is no array"),
-    ("affine", ["problem", "coefficient", "modes"], 1.0, "the table modes of the coefficient is no array"),
+    ("affine", ["problem", "coefficient", "mean"], torch.ones(3), "the table mean of the coefficient is not an array"),
+    ("affine", ["problem", "coefficient", "modes"], 1.0, "the table modes of the coefficient is not an array"),
     ("affine", ["problem", "parameters"], {"kind": "gaussian", "dimension": 3}, "the table modes"),
 ]
 

@@ -1,4 +1,4 @@
-"""`fem-frames plot`: loss curves of runs, and their solutions over the reference."""
+"""`fem-frames plot`: draws loss curves of runs, and their solutions with the reference."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def add(subparsers: Any) -> None:
         subparsers,
         "plot",
         run,
-        "Loss curves of one or several runs in one figure, and solutions for a few y with the reference under them.",
+        "Draws the loss curves of one or several runs, and solutions for a few y with the reference, in one figure.",
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders written by `train`")
     declare_problem_file(parser)

@@ -1,4 +1,4 @@
-"""`fem-frames query`: solutions for one or several y, with error bounds, and if wished to a tolerance."""
+"""`fem-frames query`: solutions for one or several y with error bounds, improved to a tolerance on request."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def add(subparsers: Any) -> None:
         subparsers,
         "query",
         run,
-        "The surrogate's solution for one y, or several, and a bound for its error. With --tol conjugate gradients "
-        "start from it and go on until the bound is small enough. The norm of the bound is printed with it, and "
-        "whether the error is measured against the discrete or the exact solution; the relative bound is one for the "
+        "Prints the surrogate's solution for one or several y, and a bound for its error. With --tol, conjugate "
+        "gradients improve the solution until the bound is small enough. The bound comes with its norm, and says "
+        "whether the error is measured against the discrete or the exact solution; the relative bound is for the "
         "error divided by the norm of that solution. Several y make a table; with --json a list `samples`.",
     )
     declare_run(parser)
@@ -44,7 +44,7 @@ def add(subparsers: Any) -> None:
         action="append",
         default=[],
         metavar="Y1,Y2,…",
-        help="the parameters; with a minus first: --y=-1,2; may be given several times",
+        help="the parameters; if the first is negative: --y=-1,2; may be given several times",
     )
     parser.add_argument(
         "--y-file", type=Path, metavar="FILE", help="samples from a .npy file, or a .csv file with one y per line"
@@ -67,7 +67,7 @@ def add(subparsers: Any) -> None:
     declare_force(parser)
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the solution: .png, .pdf or .svg")
     parser.add_argument(
-        "--flux", action="store_true", help="also a_y ∇u on cells, where the flux is no field of the formulation"
+        "--flux", action="store_true", help="also a_y ∇u on cells, unless the flux is a field of the formulation"
     )
 
 
@@ -89,7 +89,7 @@ def run(parsed: argparse.Namespace) -> None:
 
 
 def _given_samples(parsed: argparse.Namespace) -> list[list[float]]:
-    """The y of --y and of --y-file, one after the other."""
+    """The samples of --y, then those of --y-file."""
     given = [parameters_of(text) for text in parsed.y]
     if parsed.y_file is not None:
         given += read_samples(parsed.y_file)
@@ -97,12 +97,12 @@ def _given_samples(parsed: argparse.Namespace) -> list[list[float]]:
         raise ValueError("give the parameters by --y Y1,Y2,…, or samples by --y-file FILE")
     for row in given:
         if len(row) != len(given[0]):
-            raise ValueError(f"some y have {len(given[0])} numbers, some {len(row)}: give as many for each")
+            raise ValueError(f"some y have {len(given[0])} numbers, some {len(row)}: give equally many for each")
     return given
 
 
 def read_samples(path: Path) -> list[list[float]]:
-    """Rows of numbers from a .npy file (B, p) or (p,), or from lines of text with commas between the numbers."""
+    """Rows of numbers from a .npy file (B, p) or (p,), or from lines of comma-separated numbers."""
     check_file(path)
     try:
         if path.suffix == ".npy":
@@ -124,7 +124,7 @@ def read_samples(path: Path) -> list[list[float]]:
 
 
 def _check_files(parsed: argparse.Namespace, surrogate: Any, count: int) -> None:
-    """A ValueError before any work if what is asked for cannot be written or drawn."""
+    """Raises a ValueError before any work if the output files cannot be written or drawn."""
     from fem_frames.studies.solution_plots import check_drawable
     from training.output import check_format, written_files
 
@@ -140,7 +140,7 @@ def _check_files(parsed: argparse.Namespace, surrogate: Any, count: int) -> None
 def _answers(
     parsed: argparse.Namespace, surrogate: Any, samples: Floats
 ) -> tuple[list[dict[str, Any]], dict[str, Floats]]:
-    """For each y its bounds, loss and number of iterations; of each field the values at points or on cells."""
+    """Bounds, loss and number of iterations for each y, and the values of each field at points or on cells."""
     import torch
 
     from fem_frames.frame.level_matrices import values_of
@@ -250,7 +250,7 @@ def _lists(fields: Mapping[str, Floats]) -> dict[str, Any]:
 
 
 def _places(surrogate: Any, fields: Mapping[str, Floats]) -> dict[str, Any]:
-    """The points of the values, and the centres of cells where vectors belong to these."""
+    """The points of the values, and the centres of cells if there are vectors on cells."""
     found = {"points": surrogate.arrays.points.tolist()}
     if any(value.ndim == 2 for value in fields.values()):
         found["centres"] = surrogate.arrays.centres.tolist()
@@ -258,7 +258,7 @@ def _places(surrogate: Any, fields: Mapping[str, Floats]) -> dict[str, Any]:
 
 
 def in_percent(relative: float) -> str:
-    """A relative bound in words."""
+    """A relative bound as text."""
     if not np.isfinite(relative):
-        return "no bound: for all that is known, the norm of the solution may be zero"
+        return "no bound: the norm of the solution may be zero"
     return f"{100 * relative:.3g} %"

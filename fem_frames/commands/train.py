@@ -23,15 +23,15 @@ def add(subparsers: Any) -> None:
         "train",
         run,
         "Trains a surrogate for a problem. Settings come from the TOML file, if one is given, and from the options, "
-        "which win. Ctrl-C saves and ends; --resume goes on, also after a crash. Under `torchrun --nproc-per-node N "
-        "--no-python fem-frames train …` N processes share every batch.",
+        "which win. Ctrl-C saves and stops; --resume continues the run, also after a crash. Under `torchrun "
+        "--nproc-per-node N --no-python fem-frames train …` N processes share every batch.",
     )
     parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG.toml", help="settings of the run")
-    parser.add_argument("--preset", choices=RECIPES, help="settings that train best; those given otherwise win")
+    parser.add_argument("--preset", choices=RECIPES, help="settings that train best; settings given explicitly win")
     parser.add_argument("--out", type=Path, required=True, metavar="RUN", help="folder of the run")
-    parser.add_argument("--resume", action="store_true", help="go on with the run in the folder")
-    parser.add_argument("--force", action="store_true", help="replace a run that is in the folder")
-    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument("--resume", action="store_true", help="continue the run in the folder")
+    parser.add_argument("--force", action="store_true", help="replace an existing run in the folder")
+    parser.add_argument("--quiet", action="store_true", help="show no progress")
     _declare_settings(parser)
 
 
@@ -66,7 +66,7 @@ def run(parsed: argparse.Namespace) -> None:
     if parsed.set:
         given["options"] = {**settings.get("options", {}), **options_of(parsed.set)}
     settings |= Configuration.checked(given)
-    if parsed.preset is not None and not parsed.resume:  # a run that is resumed has its settings
+    if parsed.preset is not None and not parsed.resume:  # a resumed run has its settings already
         settings = RECIPES[parsed.preset](settings)
     if parsed.resume:
         saved = saved_configuration(parsed.out).record()

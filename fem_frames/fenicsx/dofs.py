@@ -1,6 +1,6 @@
-"""Between DOLFINx's degrees of freedom and nodal values in our numbering, on each rank.
+"""Maps DOLFINx's degrees of freedom to nodal values in the numbering of the input mesh, on each rank.
 
-Local numbers are those of the (mixed) space `whole`, owned ones come first; d dimension.
+Local numbers refer to the (mixed) space `whole`, owned dofs come first; d dimension.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fem_frames.mesh.simplices import facet_vectors, find
 
 
 def node_dofs(V: fem.FunctionSpace, whole: fem.FunctionSpace) -> tuple[Ints, Ints]:
-    """Of a P1 (sub)space: owned local dofs in the numbering of `whole`, and the input node of each."""
+    """Owned dofs of a P1 (sub)space in the local numbering of `whole`, and the input node of each."""
     index_map = whole.dofmap.index_map
     node = np.full(index_map.size_local + index_map.num_ghosts, -1, np.int64)
     node[door.dofs(V)] = door.nodes(V.mesh)
@@ -23,10 +23,10 @@ def node_dofs(V: fem.FunctionSpace, whole: fem.FunctionSpace) -> tuple[Ints, Int
 
 
 def facet_dofs(V: fem.FunctionSpace, whole: fem.FunctionSpace, facets: Ints) -> tuple[Ints, Ints, Floats]:
-    """Of an RT0 subspace: owned dofs in the local numbering of `whole`, the row of `facets` of each, and factors.
+    """Owned dofs of an RT0 subspace in the local numbering of `whole`, the row of `facets` of each, and factors.
 
-    `facets` has the input nodes of all facets. A dof is the flux to the positive side of `mesh.simplices`, times
-    its factor; releases and dimensions differ in it, so it comes from the dofs of constant fields.
+    `facets` has the input nodes of all facets. A dof is the flux to the positive side of `mesh.simplices` times its
+    factor. The factor depends on release and dimension, so it is computed from the dofs of constant fields.
     """
     mesh, index_map = V.mesh, whole.dofmap.index_map
     d, count = mesh.topology.dim, index_map.size_local + index_map.num_ghosts
@@ -47,7 +47,7 @@ def facet_dofs(V: fem.FunctionSpace, whole: fem.FunctionSpace, facets: Ints) -> 
 
 
 def global_node_dofs(V: fem.FunctionSpace, whole: fem.FunctionSpace, wanted: Ints) -> Ints:
-    """Of a P1 subspace: the dofs of input nodes that this rank's cells have, in the global numbering of `whole`."""
+    """Dofs of a P1 subspace at input nodes of this rank's cells, in the global numbering of `whole`."""
     of_node = np.full(int(wanted.max(initial=-1)) + 1, -1, np.int64)
     local, node = door.dofs(V).ravel(), door.input_nodes(V.mesh)[door.nodes(V.mesh)].ravel()
     here = node < len(of_node)

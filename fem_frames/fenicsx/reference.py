@@ -36,13 +36,13 @@ class _Field:
     name: str
     element: Element
     simplices: Ints  # (n, k+1) points of the simplices that carry them
-    fixed: npt.NDArray[np.bool_]  # (n,) where they are given
-    lift: Floats  # (n,) values that are right there
+    fixed: npt.NDArray[np.bool_]  # (n,) where nodal values are given
+    lift: Floats  # (n,) values that agree with the given ones
 
 
 @dataclass(frozen=True, eq=False)
 class _Shared:
-    """What the ranks need to know of the discrete problem beside their part of the mesh; from rank 0."""
+    """The data of the discrete problem that rank 0 sends to all ranks, beside their parts of the mesh."""
 
     regions: Ints  # (cells of all ranks,)
     fields: tuple[_Field, ...]
@@ -59,11 +59,11 @@ class _Shared:
 
 
 class ReferenceSolver:
-    """y to the finite element solution on level `levels`, its mesh distributed over `comm`.
+    """Maps y to the finite element solution on level `levels`, with the mesh distributed over `comm`.
 
-    By conjugate gradients with multigrid (`solver="cg"`) or by LU (`"lu"`): the formulation says which there are in a
-    dimension, and the default. PETSc's options come from its command line or from `petsc_options`, which wins:
-    `{"ksp_rtol": 1e-8, "ksp_monitor": None}`. See docs/problems.md.
+    `solver="cg"` means conjugate gradients with multigrid, `"lu"` LU; the formulation decides which of them it supports
+    in a dimension, and the default. PETSc's options come from its command line or from `petsc_options`, which takes
+    precedence: `{"ksp_rtol": 1e-8, "ksp_monitor": None}`. See docs/problems.md.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class ReferenceSolver:
 
     @classmethod
     def on_frame(cls, arrays: FrameArrays, problem: Problem, *, comm: MPI.Comm = MPI.COMM_SELF) -> ReferenceSolver:
-        """The solver on the finest mesh of a frame, which is not refined again."""
+        """The solver on the finest mesh of a frame, without refining the mesh again."""
         made = cls.__new__(cls)
         solver = choose_solver(arrays.formulation, None, arrays.dimension)
         made._set_up(problem, arrays.formulation, Discretisation.from_frame(arrays), solver, {}, comm)
@@ -105,7 +105,7 @@ class ReferenceSolver:
         petsc_options: Mapping[str, Any],
         comm: MPI.Comm,
     ) -> None:
-        """`data` is needed on rank 0."""
+        """Sets up mesh, forms and solver; only rank 0 needs `data`."""
         self.problem, self.formulation, self.comm = problem, formulation, comm
         self._data = on_root(comm, lambda: _Shared.of(data))
         self._set_up_mesh(data)
@@ -142,14 +142,14 @@ class ReferenceSolver:
         self._dofs = [_nodal_dofs(f, part, V) for f, part in zip(fields, parts, strict=True)]
 
     def __call__(self, y: npt.ArrayLike) -> tuple[dict[str, Floats], float]:
-        """Nodal values (N,) of every field and the loss, for one y (p,); on every rank. Collective."""
+        """Nodal values (N,) of every field and the loss for one y (p,), on every rank. Collective."""
         checked = self.problem.check_parameters(y)
         if len(checked) != 1:
             raise ValueError(f"one y is expected, not {len(checked)}; solve_reference takes a batch")
         self._set_data(checked)
         self._solve()
         fields = {f.name: self._gather(f, dofs) for f, dofs in zip(self._data.fields, self._dofs, strict=True)}
-        # Neumann data that are a load act on the first field.
+        # The load of Neumann data acts on the first field.
         loss = door.integral(self._functional, self.comm) - float(self._data.neumann_load @ next(iter(fields.values())))
         return fields, loss
 
@@ -185,7 +185,7 @@ class ReferenceSolver:
             vector.destroy()
 
     def _flux_block(self) -> FluxBlock | None:
-        """For a field at points and one in RT0."""
+        """The data for AMS if the fields are in P1 and RT0; None otherwise."""
         if [type(f.element) for f in self._data.fields] != [P1, RT0]:
             return None
         (nodes, _, _), (owned, place, factor) = self._dofs
@@ -206,7 +206,7 @@ class ReferenceSolver:
 
 
 def _nodal_dofs(field: _Field, part: Any, whole: Any) -> tuple[Ints, Ints, Floats]:
-    """Owned dofs, the nodal value each belongs to, and what this is multiplied by."""
+    """Owned dofs, the nodal value of each, and factors: a dof is its nodal value times its factor."""
     if field.element.degree:
         return facet_dofs(part, whole, field.simplices)
     owned, node = node_dofs(part, whole)
@@ -226,8 +226,8 @@ def solve_reference(
 ) -> ReferenceSolutions:
     """Finite element solutions for y (B, p) on level `levels`, the same on every rank. Collective.
 
-    `distribute="mesh"`: all ranks solve for one y after the other, for large meshes; `"samples"`: each rank solves
-    for its share of the y on a mesh of its own, for many y. See docs/problems.md.
+    With `distribute="mesh"` all ranks solve together for one y after the other, for large meshes; with `"samples"` each
+    rank solves for its share of the samples on its own mesh, for many y. See docs/problems.md.
     """
     checked = problem.check_parameters(y)
     options = {"solver": solver, "petsc_options": petsc_options}
@@ -235,7 +235,7 @@ def solve_reference(
         solve = ReferenceSolver(problem, levels, formulation, comm=comm, **options)  # type: ignore[arg-type]
         results = [solve(sample) for sample in checked]
     elif distribute == "samples":
-        # Gathered before the ranks part: a distributed DOLFINx mesh takes all of them.
+        # The mesh is gathered before the ranks separate: reading a distributed DOLFINx mesh needs all of them.
         whole = replace(problem, mesh=coarse_mesh(problem.mesh))
 
         def share() -> Iterator[tuple[dict[str, Floats], float]]:

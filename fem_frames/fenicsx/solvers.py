@@ -1,8 +1,8 @@
-"""PETSc's linear solvers, with our defaults for (E) and (LS), and options of their own.
+"""PETSc's linear solvers with defaults for (E) and (LS), each with its own options.
 
-(E): conjugate gradients with algebraic multigrid. (LS): LU, or conjugate gradients with a preconditioner for u and one
-for the flux. On triangles the flux is H(curl) turned by a right angle, where hypre's AMS takes the curls of hats into
-account, as the frame does.
+(E) uses conjugate gradients with algebraic multigrid. (LS) uses LU, or conjugate gradients with one preconditioner for
+u and one for the flux. On triangles H(div) is H(curl) turned by a right angle, so hypre's AMS applies; like the frame,
+it takes the curls of hats into account.
 
 K cells of this rank, d dimension.
 """
@@ -40,7 +40,7 @@ SOLVERS: dict[str, dict[str, Any]] = {
 
 
 def choose_solver(formulation: str, solver: str | None, dimension: int | None = None) -> str:
-    """The solver asked for, or the default of the formulation; a ValueError if they do not fit."""
+    """The given solver, or the formulation's default; raises a ValueError if the formulation does not support it."""
     kind = formulation_class(formulation)
     if solver is None:
         return kind.reference_solvers(dimension or 1)[0]
@@ -57,17 +57,17 @@ def choose_solver(formulation: str, solver: str | None, dimension: int | None = 
 
 @dataclass(frozen=True, eq=False)
 class FluxBlock:
-    """What a preconditioner for (u, σ) needs to know of the dofs that this rank owns."""
+    """The dofs that this rank owns, as a preconditioner for (u, σ) needs them."""
 
-    owned: tuple[Ints, Ints]  # local numbers of those of u, and of σ
+    owned: tuple[Ints, Ints]  # local numbers of the dofs of u, and of σ
     differences: tuple[Ints, Ints, Floats]  # σ dofs (local), u dofs (global) and weights: fluxes of the curls of hats
-    constants: Floats  # (σ dofs, d) those of constant fields
+    constants: Floats  # (σ dofs, d) the dofs of constant fields
 
 
 class KrylovSolver:
-    """A KSP with our defaults, PETSc's command line over them, and `given` over both.
+    """A KSP with the defaults of this module; PETSc's command line overrides them, and `given` overrides both.
 
-    They get a prefix of this solver alone: PETSc reads some of them late, and no other solver shall read them.
+    The options get a prefix of this solver alone: PETSc reads some of them late, and other solvers must not see them.
     """
 
     def __init__(self, comm: MPI.Comm, solver: str, given: Mapping[str, Any], block: FluxBlock | None = None) -> None:
@@ -99,21 +99,21 @@ class KrylovSolver:
         self.ksp.setFromOptions()
 
     def _forget_options(self) -> None:
-        """Takes options out of PETSc's database, which at the end would report those that nobody asked for."""
+        """Removes the options from PETSc's database, which would report unused ones at exit."""
         for key in self._options:
             PETSc.Options().delValue(key)
         self._options = {}
 
     def __call__(self, A: PETSc.Mat, b: PETSc.Vec, x: PETSc.Vec) -> None:
-        """Solves A x = b; a RuntimeError if that does not converge."""
-        if self._block is not None and not self._options:  # used before: hypre's AMS keeps parts of its first matrix
+        """Solves A x = b; raises a RuntimeError if the solver does not converge."""
+        if self._block is not None and not self._options:  # a second call: AMS keeps parts of its first matrix
             self.ksp.destroy()
             self._make()
         self.ksp.setOperators(A)
         if self._block is not None:
             self._set_up_blocks(A, self._block)
         self.ksp.solve(b, x)
-        self._forget_options()  # after the first solve all that is read late is read
+        self._forget_options()  # the first solve has read all late options
         reason = self.ksp.getConvergedReason()
         if reason < 0 and self.ksp.getPC().getType() == "lu":
             raise RuntimeError(
@@ -128,7 +128,7 @@ class KrylovSolver:
 
     def _set_up_blocks(self, A: PETSc.Mat, block: FluxBlock) -> None:
         pc = self.ksp.getPC()
-        if pc.getType() != "fieldsplit":  # by an option
+        if pc.getType() != "fieldsplit":  # an option has changed it
             return
         first = A.getOwnershipRange()[0]
         sets = [PETSc.IS().createGeneral((first + own).astype(PETSc.IntType), A.comm) for own in block.owned]
@@ -147,7 +147,7 @@ class KrylovSolver:
 
     @staticmethod
     def _differences(A: PETSc.Mat, block: FluxBlock) -> PETSc.Mat:
-        """The matrix that gives the fluxes of the curl of a hat, rows σ, columns u, both numbered on their own."""
+        """The matrix of the fluxes of the curls of hats: rows are σ dofs, columns u dofs, each numbered from zero."""
         number, comm = A.createVecRight(), A.comm.tompi4py()
         starts = [comm.exscan(len(own)) or 0 for own in block.owned]  # None on rank 0
         for own, start in zip(block.owned, starts, strict=True):
@@ -164,7 +164,7 @@ class KrylovSolver:
 
 
 def _values_at(vector: PETSc.Vec, places: Ints) -> Floats:
-    """Entries of a distributed vector at global numbers, wherever they are."""
+    """Entries of a distributed vector at global numbers, from any rank."""
     index = PETSc.IS().createGeneral(places.astype(PETSc.IntType), PETSc.COMM_SELF)
     found = PETSc.Vec().createSeq(len(places))
     scatter = PETSc.Scatter().create(vector, index, found, None)

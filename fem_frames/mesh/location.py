@@ -1,4 +1,4 @@
-"""Which cell of the finest of nested meshes a point lies in: found on the coarsest mesh, then from child to child.
+"""Finds the finest cell that contains a point: first the cell of the coarsest mesh, then child after child.
 
 n points to locate, K_j cells of level j, d dimension.
 """
@@ -13,14 +13,14 @@ import numpy.typing as npt
 
 from fem_frames.mesh.geometry import Floats, Ints
 
-TOLERANCE = 1e-10  # relative to the size of the domain: points so near to it lie in it
+TOLERANCE = 1e-10  # relative to the size of the domain: points this close to the domain count as inside
 
 
 def locate(x: npt.ArrayLike, points: Floats, levels: Sequence[Any]) -> tuple[Ints, Floats]:
-    """(n,) finest cells that the points x (n, d) lie in, and (n, d+1) their barycentric coordinates in these.
+    """(n,) finest cells that contain the points x (n, d), and (n, d+1) barycentric coordinates in these cells.
 
     Every level has `cells` (K_j, d+1) and `gradients` (K_j, d+1, d) of their hats; cell c has the children
-    2^d c, …, 2^d c + 2^d - 1. A point on an edge is found in one of the cells around it. O(levels) for each point.
+    2^d c, …, 2^d c + 2^d - 1. A point on an edge is assigned to one of its cells. The cost is O(levels) per point.
     """
     x = _checked(x, points.shape[1])
     d, size = x.shape[1], float(np.ptp(points, axis=0).max())
@@ -39,7 +39,7 @@ def locate(x: npt.ArrayLike, points: Floats, levels: Sequence[Any]) -> tuple[Int
 
 
 def _checked(x: npt.ArrayLike, d: int) -> Floats:
-    """The points as (n, d), in one dimension also from (n,)."""
+    """The points as (n, d); in one dimension they may come as (n,)."""
     try:
         found = np.asarray(x, np.float64)
     except (TypeError, ValueError) as error:
@@ -55,22 +55,22 @@ def _checked(x: npt.ArrayLike, d: int) -> Floats:
 
 
 def _barycentric(x: Floats, points: Floats, level: Any, cell: Ints) -> Floats:
-    """(…, d+1) barycentric coordinates of x (…, d) in the cells (…): hats are affine, and equal at the centre."""
+    """(…, d+1) barycentric coordinates of x (…, d) in the cells (…): hats are affine and 1/(d+1) at the centre."""
     corners = points[level.cells[cell]]  # (…, d+1, d)
     off = x - corners.mean(axis=-2)
     return np.asarray((level.gradients[cell] * off[..., None, :]).sum(axis=-1) + 1 / corners.shape[-2])
 
 
 def _coarse_cells(x: Floats, points: Floats, level: Any, tolerance: float) -> tuple[Ints, Floats]:
-    """(n,) the cell of the level that each point lies in, or the nearest of those tried, and how far it is outside.
+    """(n,) the cell that contains each point, or the nearest candidate, and (n,) the distance to this cell.
 
-    Only cells whose bounding boxes meet the point's box of a grid are tried; where none does, the distance is infinite.
+    Candidates are the cells whose bounding boxes meet the point's box of a grid; without any the distance is infinite.
     """
     d, K = x.shape[1], len(level.cells)
     corners = points[level.cells]
     low, high = corners.min(axis=1) - tolerance, corners.max(axis=1) + tolerance  # (K, d)
     origin, side = low.min(axis=0), np.ptp(points, axis=0) + 2 * tolerance
-    # About one cell for each box.
+    # The grid has about one box per cell.
     count = np.clip(np.floor(side * (K / np.prod(side)) ** (1 / d)), 1, K).astype(np.int64)
     width = side / count
     first, last = (
@@ -80,7 +80,7 @@ def _coarse_cells(x: Floats, points: Floats, level: Any, tolerance: float) -> tu
     order = np.argsort(box, kind="stable")
     member, starts = member[order], np.searchsorted(box[order], np.arange(int(np.prod(count)) + 1))
     place = np.floor((x - origin) / width)
-    inside = ((place >= 0) & (place <= count)).all(axis=1)  # on the far side the last box counts
+    inside = ((place >= 0) & (place <= count)).all(axis=1)  # points on the upper boundary belong to the last box
     mine = np.ravel_multi_index(tuple(np.clip(place, 0, count - 1).astype(np.int64).T), tuple(count))
     tried = np.where(inside, starts[mine + 1] - starts[mine], 0)  # (n,) number of candidates
     found, gap = np.zeros(len(x), np.int64), np.full(len(x), np.inf)
@@ -95,7 +95,7 @@ def _coarse_cells(x: Floats, points: Floats, level: Any, tolerance: float) -> tu
 
 
 def _boxes(first: Ints, last: Ints, count: Ints) -> tuple[Ints, Ints]:
-    """Pairs (box, cell) of all boxes between the corners `first` and `last` (K, d) of each cell, in a grid."""
+    """Pairs (box, cell) for all boxes of a grid between the corners `first` and `last` (K, d) of each cell."""
     extent = last - first + 1  # (K, d)
     each = extent.prod(axis=1)
     cell = np.repeat(np.arange(len(first)), each)

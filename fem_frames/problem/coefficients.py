@@ -1,4 +1,4 @@
-"""Coefficients a_y: written once, evaluated in NumPy for reference solutions and in torch for training.
+"""Coefficients a_y; the same code serves NumPy for reference solutions and torch for training.
 
 B samples, K cells, Q points in a cell, d dimension, p parameters.
 """
@@ -32,23 +32,23 @@ def namespace(array: Array) -> ModuleType:
 
 
 class Coefficient(Protocol):
-    """a_y in two steps: what depends on x is tabulated once, what depends on y for every batch."""
+    """a_y in two steps: `tabulate` computes tables of x once, `evaluate` combines them with y for every batch."""
 
     def tabulate(self, points: Floats, regions: Ints) -> tuple[npt.NDArray, ...]:
-        """Tables, first axis K, from the points (K, Q, d) and the regions (K,) of the cells."""
+        """Tables with first axis K from the points (K, Q, d) and the regions (K,) of the cells."""
 
     def evaluate(self, tables: tuple[Array, ...], y: Array) -> Array:
-        """(B, K, Q), or (B, K, 1) where constant on cells, for y (B, p); NumPy or torch like y."""
+        """(B, K, Q) values, or (B, K, 1) if constant on cells, for y (B, p); NumPy or torch like y."""
 
 
 @dataclass(frozen=True)
 class ByRegion:
-    """Piecewise constant: a parameter or a fixed number on every region, the paper's case. See docs/problems.md."""
+    """Piecewise constant as in the paper: a parameter or a fixed number on every region. See docs/problems.md."""
 
     parameter: Mapping[int, int]
-    """Region tag to index of the parameter that is the value there."""
+    """Maps region tags to the index of the parameter that is the value of a_y."""
     fixed: Mapping[int, float] = field(default_factory=dict)
-    """Region tag to a value that does not depend on y."""
+    """Maps region tags to values that do not depend on y."""
 
     def __post_init__(self) -> None:
         both = sorted(set(self.parameter) & set(self.fixed))
@@ -78,7 +78,7 @@ class ByRegion:
         one = namespace(y).ones_like(y[:, :1])
         fixed = [value * one for value in self.fixed.values()]
         values = namespace(y).concatenate([*fixed, y], 1) if fixed else y  # (B, fixed and parameters)
-        return values.T[tables[0]].T[..., None]  # rows of the transpose: last in memory the batch, as operators have it
+        return values.T[tables[0]].T[..., None]  # indexing the transpose keeps the batch last in memory
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Affine:
     mean: float | Callable[[Floats], npt.ArrayLike]
     """A number, or a function of x (…, d) with values (…)."""
     modes: Callable[[Floats], npt.ArrayLike]
-    """Function of x (…, d) with values (…, p)."""
+    """A function of x (…, d) with values (…, p)."""
 
     def tabulate(self, points: Floats, regions: Ints) -> tuple[npt.NDArray, ...]:
         mean = np.asarray(self.mean(points) if callable(self.mean) else self.mean, np.float64)
@@ -108,7 +108,7 @@ class Affine:
 
 @dataclass(frozen=True)
 class ExpAffine(Affine):
-    """a_y(x) = exp(mean(x) + Σ_k y_k modes_k(x)): lognormal when y is normal. See docs/problems.md."""
+    """a_y(x) = exp(mean(x) + Σ_k y_k modes_k(x)), lognormal if y is normal. See docs/problems.md."""
 
     def evaluate(self, tables: tuple[Array, ...], y: Array) -> Array:
         return namespace(y).exp(super().evaluate(tables, y))
@@ -116,13 +116,13 @@ class ExpAffine(Affine):
 
 @dataclass(frozen=True, eq=False)
 class Tabulated:
-    """An `Affine` or `ExpAffine` coefficient of which the tables at some points are known, but not the functions.
+    """An `Affine` or `ExpAffine` coefficient given by its tables at certain points instead of functions.
 
-    A surrogate's file holds these tables, for the quadrature points of its frame.
+    A surrogate's file holds these tables for the quadrature points of its frame.
     """
 
     formula: Affine
-    """What `evaluate` does with the tables; its functions are not called."""
+    """Evaluates the tables; its functions are never called."""
     points: Floats  # (K, Q, d)
     mean: Floats  # (K, Q)
     modes: Floats  # (K, Q, p)
@@ -130,8 +130,8 @@ class Tabulated:
     def tabulate(self, points: Floats, regions: Ints) -> tuple[npt.NDArray, ...]:
         if points.shape != self.points.shape or not np.allclose(points, self.points, rtol=1e-9):
             raise ValueError(
-                "the coefficient is known at the quadrature points of its surrogate's frame only: give the problem "
-                "itself to evaluate it at others"
+                "the coefficient is known only at the quadrature points of its surrogate's frame: give the problem "
+                "itself to evaluate it elsewhere"
             )
         return self.mean, self.modes
 
@@ -141,9 +141,9 @@ class Tabulated:
 
 @dataclass(frozen=True)
 class Pointwise:
-    """Any a(x, y): x (K, Q, d) and y (B, 1, 1, p) to (B, K, Q), by operations NumPy and torch share.
+    """Any a(x, y) that maps x (K, Q, d) and y (B, 1, 1, p) to (B, K, Q) by operations that NumPy and torch share.
 
-    Functions come from `namespace(y)`: `namespace(y).exp(…)`. See docs/problems.md.
+    Take functions from `namespace(y)`: `namespace(y).exp(…)`. See docs/problems.md.
     """
 
     function: Callable[[Array, Array], Array]

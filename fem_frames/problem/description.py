@@ -1,8 +1,8 @@
 """A problem as plain data, so that losses and bounds of a saved surrogate need no Python file.
 
-Coefficients of the kinds `ByRegion`, `Affine` and `ExpAffine`, sources that are numbers, and the parameters are
-described; mesh, regions and boundary data are in the frame. A description holds numbers, texts and arrays only, and is
-checked before a problem is made of it: it never chooses code to run.
+A description covers coefficients of the kinds `ByRegion`, `Affine` and `ExpAffine`, constant sources, and the
+parameters; the frame has mesh, regions and boundary data. It holds only numbers, texts and arrays, and is checked
+before a problem is made from it: it never chooses code to run.
 
 K cells, Q quadrature points in a cell, N points, d dimension, p parameters.
 """
@@ -28,7 +28,7 @@ _TABULATED = {"affine": Affine, "exp-affine": ExpAffine}
 
 @dataclass(frozen=True, eq=False)
 class RecordedProblem(Problem):
-    """A problem that was read with a surrogate, for the surrogate's frame alone: no mesh can be refined for it."""
+    """A problem from a surrogate's file, usable only with the surrogate's frame: it has no mesh to refine."""
 
     def check_levels(self, levels: int) -> int:
         raise ValueError(_in_frame_only("mesh"))
@@ -36,7 +36,7 @@ class RecordedProblem(Problem):
 
 @dataclass(frozen=True, eq=False)
 class _NodalValues:
-    """A function that is known at the points of a frame."""
+    """A function that is known only at the points of a frame."""
 
     points: Floats  # (N, d)
     values: Floats  # (N,)
@@ -50,8 +50,8 @@ class _NodalValues:
 def describe_problem(problem: Problem, points: Floats, regions: Ints) -> dict[str, Any] | None:
     """The description of a problem on a frame with the quadrature points (K, Q, d) and the regions (K,).
 
-    None where it has functions that a file cannot hold: a `Pointwise` coefficient, one of a class of the user's, or a
-    source that is a function.
+    None if the problem has functions that a file cannot hold: a `Pointwise` coefficient, a coefficient class of the
+    user, or a source that is a function.
     """
     coefficient = _describe_coefficient(problem.coefficient, points, regions)
     if coefficient is None or callable(problem.source):
@@ -65,7 +65,7 @@ def describe_problem(problem: Problem, points: Floats, regions: Ints) -> dict[st
 
 
 def _describe_coefficient(coefficient: Coefficient, points: Floats, regions: Ints) -> dict[str, Any] | None:
-    # Types are compared exactly: a subclass of the user's may evaluate something else.
+    # Types are compared exactly: a user's subclass may evaluate something else.
     if type(coefficient) is ByRegion:
         return {
             "kind": "by-region",
@@ -85,7 +85,7 @@ def described_problem(
 ) -> Problem:
     """The problem of a description, for the frame with this record, quadrature points (K, Q, d) and points (N, d).
 
-    `lift` (N,) takes the Dirichlet data. A ValueError says what is wrong with the description.
+    `lift` (N,) has the Dirichlet data. Raises a ValueError if the description is damaged.
     """
     parts = _mapping(description, "the problem", ("coefficient", "source", "parameters"))
     parameters = _read_parameters(parts["parameters"])
@@ -108,7 +108,7 @@ def _read_parameters(given: Any) -> Uniform | Gaussian:
         box = _mapping(given, "the parameters", ("kind", "lower", "upper"))
         ends = [box["lower"], box["upper"]]
         if not all(isinstance(end, list) for end in ends):
-            raise ValueError("the box of the parameters has no lists of numbers")
+            raise ValueError("the box of the parameters does not consist of lists of numbers")
         return Uniform(*(tuple(_number(value, "a bound of the parameters") for value in end) for end in ends))
     normal = _mapping(given, "the parameters", ("kind", "dimension"))
     if normal["kind"] != "gaussian":
@@ -153,7 +153,7 @@ def _whole(given: Any, what: str) -> int:
 
 def _table(given: Any, shape: tuple[int, ...], what: str) -> Floats:
     if not isinstance(given, np.ndarray) or given.dtype != np.float64 or given.shape != shape:
-        raise ValueError(f"the table {what} of the coefficient is no array {shape} of float64")
+        raise ValueError(f"the table {what} of the coefficient is not an array {shape} of float64")
     if not np.isfinite(given).all():
         raise ValueError(f"the table {what} of the coefficient has values that are not finite")
     return given
@@ -165,4 +165,4 @@ def _unknown(*_: Any) -> npt.NDArray:
 
 def _in_frame_only(what: str) -> str:
     give = either("--problem", "Surrogate.load(folder, problem=…)")
-    return f"the {what} of a problem that was read with its surrogate can only be used by its frame: give it as {give}"
+    return f"the {what} of a problem that was read with its surrogate serves only its frame: give the problem as {give}"

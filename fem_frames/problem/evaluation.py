@@ -1,4 +1,4 @@
-"""a_y and f_y at the quadrature points of cells, for a batch of y: one piece of code for NumPy and torch.
+"""Evaluates a_y and f_y at the quadrature points of cells for a batch of y, in NumPy or torch.
 
 B samples, K cells, Q points in a cell, d dimension, p parameters.
 """
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 
 class NotFiniteError(ValueError):
-    """Values that are not finite, where only finite ones make sense."""
+    """Values are not finite although they must be."""
 
 
 class PointData:
-    """y (B, p) to a_y and f_y at points (K, Q, d); points, tables and y are all NumPy arrays or all tensors."""
+    """Maps y (B, p) to a_y and f_y at points (K, Q, d); points, tables and y are all NumPy arrays or all tensors."""
 
     def __init__(self, problem: Problem, points: Array, tables: tuple[Array, ...]) -> None:
-        """`tables` are what `Problem.tabulate` gave for the points."""
+        """`tables` come from `Problem.tabulate` for the points."""
         self.problem, self.points, self._tables = problem, points, tables
 
     def coefficient(self, y: Array) -> Array:
-        """(B, K, Q) values of a_y, or (B, K, 1) where it is constant on cells; not checked to be positive."""
+        """(B, K, Q) values of a_y, or (B, K, 1) if constant on cells; not checked to be positive."""
         coefficient = self.problem.coefficient
         function = getattr(coefficient, "function", None)
         values = called("the coefficient", function, HOW, coefficient.evaluate, self._tables, y)
@@ -46,9 +46,9 @@ class PointData:
         return spread(values, y, (len(y), *self.points.shape[:2]), "the source f")
 
     def check_coefficient(self, a: Array, y: Array) -> None:
-        """A ValueError unless the values (B, K, ·) are positive and finite."""
+        """Raises a ValueError unless the values (B, K, ·) are positive and finite."""
         low, high = (a.min(), a.max()) if isinstance(a, np.ndarray) else a.aminmax()
-        if low > 0 and high < np.inf:  # false for NaN too
+        if low > 0 and high < np.inf:  # NaN fails this test too
             return
         sample, cell, q = _first(~((a > 0) & (a < np.inf)))
         raise ValueError(
@@ -58,7 +58,7 @@ class PointData:
         )
 
     def check_source(self, f: Array, y: Array) -> None:
-        """A NotFiniteError unless the values (B, K, ·) are finite."""
+        """Raises a NotFiniteError unless the values (B, K, ·) are finite."""
         finite = namespace(f).isfinite(f)
         if finite.all():
             return
@@ -70,10 +70,10 @@ class PointData:
 
 
 def spread(found: Any, like: Array, shape: tuple[int, int, int], what: str) -> Array:
-    """The values of a user's function as (B, K, Q), or (B, K, 1) where they are constant on cells.
+    """The values of a user's function as (B, K, Q), or (B, K, 1) if they are constant on cells.
 
-    The function may give a number, (K, Q), or all three axes, each of full length or 1. NumPy and torch alone would
-    take more, such as one value per parameter for one per point where there are as many.
+    The function may return a number, (K, Q), or all three axes, each of full length or 1. Plain broadcasting would
+    accept more, such as one value per parameter if there are as many parameters as points.
     """
     values, (B, K, Q) = _as_array(found, like, what, shape), shape
     if values.ndim not in (0, 3) and tuple(values.shape) != (K, Q):
@@ -87,7 +87,7 @@ def spread(found: Any, like: Array, shape: tuple[int, int, int], what: str) -> A
 
 
 def _as_array(found: Any, like: Array, what: str, shape: tuple[int, ...]) -> Array:
-    """Real numbers in the kind and precision of `like`."""
+    """The values as a real array or tensor in the precision of `like`."""
     if found is None:
         raise ValueError(f"{what} is None: return real numbers")
     if isinstance(like, np.ndarray):

@@ -1,4 +1,4 @@
-"""Problems by name: `make_problem("checkerboard", blocks=3)`, or from a Python file of the user."""
+"""`make_problem` finds problems by name, `make_problem("checkerboard", blocks=3)`, or in a Python file of the user."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from fem_frames.problem.definition import Problem
 
 
 def make_problem(name: str, **options: Any) -> Problem:
-    """The built-in problem of this name, or one of your own: `folder/file.py` or `folder/file.py:name`.
+    """The built-in problem with this name, or a problem of your own: `folder/file.py` or `folder/file.py:name`.
 
-    Such a file defines `problem` (or `name`): a Problem, or a function that makes one from the options.
+    The file defines `problem` (or `name`): a Problem, or a function that makes one from the options.
     See docs/problems.md.
     """
     if not isinstance(name, str):
         raise ValueError(
-            f"a problem is named by a text, not by a {type(name).__name__}; choose from {', '.join(PROBLEMS)}"
+            f"the name of a problem is a text, not a {type(name).__name__}; choose from {', '.join(PROBLEMS)}"
         )
     options = {key: value.item() if isinstance(value, np.generic) else value for key, value in options.items()}
     file, attribute = _split(name)
@@ -55,7 +55,7 @@ def make_problem(name: str, **options: Any) -> Problem:
 
 
 def _beside(problem: Problem, file: Path) -> Problem:
-    """The problem, its mesh file taken from beside its own file if it is there, not from the working directory."""
+    """The problem with its mesh file looked up next to the problem's file before the working directory."""
     mesh = problem.mesh
     if not isinstance(mesh, str | Path) or not (file.parent / mesh).is_file():
         return problem
@@ -63,9 +63,9 @@ def _beside(problem: Problem, file: Path) -> Problem:
 
 
 def recorded_problem(record: Mapping[str, Any], name: str | None = None, options: Any = None) -> Problem:
-    """The built-in problem that a frame's record names, or the one that the caller names; with the refinement recorded.
+    """The built-in problem in a frame's record, or the one that the caller names, with the recorded refinement.
 
-    A record never chooses code to run: if it names a file, the caller has to name one too.
+    A record never chooses code to run: if it names a file, the caller must name the file too.
     """
     if name is None:
         name = str(record.get("problem"))
@@ -77,7 +77,7 @@ def recorded_problem(record: Mapping[str, Any], name: str | None = None, options
 
 
 def is_file(name: str) -> bool:
-    """Whether a problem of this name is taken from a Python file, which is executed."""
+    """Whether this name refers to a Python file, which would be executed."""
     return name not in PROBLEMS and _split(name)[0].endswith(".py")
 
 
@@ -99,7 +99,7 @@ def _check_options(name: str, make: Callable[..., Problem], options: dict[str, A
             if any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
                 continue
             raise ValueError(f"problem {name} has no option {key!r}; it has {', '.join(known) or 'none'}")
-        # What has a number for its default takes numbers.
+        # Options with a number as default take numbers.
         default = known[key].default
         for kind, word in ((int, "whole number"), (float, "finite number")):
             if type(default) is kind:
@@ -109,7 +109,7 @@ def _check_options(name: str, make: Callable[..., Problem], options: dict[str, A
 
 
 def _load(path: Path, attribute: str) -> Any:
-    """What the file defines by this name. Modules beside it are found last: they replace no installed one."""
+    """The object with this name in the file. Modules in its folder are found last: they replace no installed ones."""
     try:
         check_file(path)
     except ValueError as error:
@@ -119,7 +119,7 @@ def _load(path: Path, attribute: str) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look there for the module they are defined in
+    sys.modules[name] = module  # dataclasses look up their module there
     if str(path.resolve().parent) not in sys.path:
         sys.path.append(str(path.resolve().parent))
     try:
@@ -130,7 +130,7 @@ def _load(path: Path, attribute: str) -> Any:
             raise
         raise ValueError(f"loading {path} fails: {error}") from error
     if not hasattr(module, attribute):
-        raise ValueError(f"{path} does not define {attribute!r}; name what it defines as {path}:name")
+        raise ValueError(f"{path} does not define {attribute!r}; choose an object in it by {path}:name")
     found = getattr(module, attribute)
     if not (isinstance(found, Problem) or callable(found)):
         raise ValueError(f"{attribute} in {path} is neither a Problem nor a function that makes one")

@@ -1,20 +1,20 @@
-"""Bounds for the error of a given u (and σ), each in a norm that has a name, computed without a reference solution.
+"""Bounds for the error of a given u (and σ) in a named norm, computed without a reference solution.
 
-(E) and other quadratic densities, energy norm, against the discrete solution: ‖residual‖₂ / √(c min C_y), c the lower
-frame bound and min C_y the least eigenvalue of C_y over all cells, for (E) the minimum of a_y.
+(E) and other quadratic densities, energy norm, against the discrete solution: ‖residual‖₂ / √(c min C_y), where c is
+the lower frame bound and min C_y the least eigenvalue of C_y over all cells, which for (E) is the minimum of a_y.
 
 (LS), norm of the functional, against the exact solution: √loss is the error itself.
 
-(LS), energy norm, against the exact solution, after Prager and Synge, with a flux that is not quite in equilibrium.
+(LS), energy norm, against the exact solution: Prager and Synge, for a flux that is not exactly in equilibrium.
 Testing −div(a ∇u) = f with the error e = u - u_h gives ∫ a |∇e|² = ∫ (f + div σ_h) e + ∫ (σ_h - a ∇u_h) · ∇e. With the
 means f̄ of f over the cells, C from Friedrichs' inequality ‖e‖ ≤ C ‖∇e‖, and Poincaré's on every cell T,
 
     ‖a^{1/2} ∇e‖ ≤ (Σ_T (‖a^{-1/2} σ_h - a^{1/2} ∇u_h‖_T + diam(T)/π ‖f - f̄‖_T / √min_T a)²)^{1/2}
                   + C ‖f̄ + div σ_h‖ / √min a.
 
-All of them hold as far as the quadrature of the problem sees a_y and f_y, minima of a_y included, and for boundary data
-that the mesh has: Dirichlet values interpolated in P1, for (LS) Neumann data by their means over facets. They are
-evaluated in float64 whatever the precision of the formulation, and rounded up to it.
+All bounds are exact up to the problem's quadrature of a_y and f_y, minima of a_y included, and for discrete boundary
+data: Dirichlet values interpolated in P1 and, for (LS), Neumann data by their means over facets. They are evaluated in
+float64 whatever the precision of the formulation, and rounded up to it.
 
 B samples, K finest cells, d dimension.
 """
@@ -37,7 +37,7 @@ from fem_frames.solvers.friedrichs import friedrichs_constant
 _LOWER_FRAME_BOUNDS: WeakKeyDictionary[FrameArrays, float] = WeakKeyDictionary()
 _EXACT: WeakKeyDictionary[Formulation, Formulation] = WeakKeyDictionary()
 _TOLERANCE = 1e-3
-FUNCTIONAL = "functional"  # the norm that the loss itself measures errors in
+FUNCTIONAL = "functional"  # the norm in which the loss itself measures errors
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,10 +46,10 @@ class ErrorBound:
 
     value: Tensor  # (B,)
     relative: Tensor
-    """(B,) bounds for the error divided by the norm of the solution that it is measured against.
+    """(B,) bounds for the error divided by the norm of the solution against which it is measured.
 
-    That norm is at least that of the given function less `value`; in the norm of the functional it is ‖f_y‖. Infinite
-    where this says nothing.
+    The norm of the solution is at least the norm of the given function minus `value`; in the norm of the functional it
+    is ‖f_y‖. The bound is infinite if this norm may be zero.
     """
     norm: ErrorNorm
 
@@ -67,7 +67,7 @@ def error_bound(formulation: Formulation, w: Tensor, y: Tensor, norm: str | None
 
 
 def certify(formulation: Formulation, w: Tensor, y: Tensor, norm: str | None = None) -> ErrorBound:
-    """The bounds of `error_bound`, relative ones too, and the norm that they are in. See docs/formulations.md."""
+    """The bounds of `error_bound`, absolute and relative, with their norm. See docs/formulations.md."""
     chosen = formulation.error_norm(norm)
     exact, w64, y64 = _in_float64(formulation, w, y)
     value = _bound(exact, w64, y64, chosen)
@@ -78,26 +78,26 @@ def certify(formulation: Formulation, w: Tensor, y: Tensor, norm: str | None = N
 
 
 def norm_of(formulation: Formulation, w: Tensor, y: Tensor, norm: str | None = None) -> Tensor:
-    """(B,) the norm of F w, without the lift: of a difference, so that errors against known solutions are measured."""
+    """(B,) the norm of F w without the lift: for differences w of coefficients, it measures known errors."""
     if formulation.error_norm(norm).name == FUNCTIONAL:
         return formulation.stable(y).quadratic(w).clamp_min(0).sqrt()
     return formulation.energy_norm(formulation.frame.D(w), y)
 
 
 def _in_float64(formulation: Formulation, w: Tensor, y: Tensor) -> tuple[Formulation, Tensor, Tensor]:
-    """The formulation in float64, made once, and w and y as they are in that precision."""
+    """The formulation, w and y in float64; the formulation is converted once."""
     if formulation.frame.dtype == torch.float64:
         return formulation, w, y
     formulation.check_coefficients(w, y)
     if formulation not in _EXACT:
-        place = "cpu" if formulation.frame.device.type == "mps" else None  # which has no float64
+        place = "cpu" if formulation.frame.device.type == "mps" else None  # mps has no float64
         _EXACT[formulation] = formulation.to(torch.float64, place)
     exact = _EXACT[formulation]
     return exact, w.to(exact.frame.device, torch.float64), y.to(exact.frame.device, torch.float64)
 
 
 def _rounded_up(values: Tensor, formulation: Formulation) -> Tensor:
-    """In the wide precision of the formulation, not below the values."""
+    """The values in the wide precision of the formulation, never rounded down."""
     if values.dtype == formulation.wide:
         return values
     return (values * (1 + 2 * torch.finfo(formulation.wide).eps)).to(formulation.frame.device, formulation.wide)
@@ -107,14 +107,14 @@ def _bound(formulation: Formulation, w: Tensor, y: Tensor, norm: ErrorNorm) -> T
     return _BOUNDS[norm.name, norm.against](formulation, w, y)
 
 
-# ---- one bound each
+# ---- one function per bound
 
 
 def _from_residual(formulation: Formulation, w: Tensor, y: Tensor) -> Tensor:
-    """DᵀC_yD ≥ c min C_y on the complement of ker F, where the residual lies; for (E) min C_y is min a_y."""
+    """(B,) ‖residual‖ / √(c min C_y): DᵀC_yD ≥ c min C_y on the complement of ker F, which contains the residual."""
     arrays = formulation.frame.arrays
     if arrays not in _LOWER_FRAME_BOUNDS:
-        from fem_frames.solvers.spectra import frame_bounds  # late: error_bound can be had from there too
+        from fem_frames.solvers.spectra import frame_bounds  # spectra imports this module
 
         exact = formulation if formulation.frame.dtype == torch.float64 else formulation.to(torch.float64, "cpu")
         _LOWER_FRAME_BOUNDS[arrays] = (1 - _TOLERANCE) * frame_bounds(exact, _TOLERANCE)[0]
@@ -124,12 +124,12 @@ def _from_residual(formulation: Formulation, w: Tensor, y: Tensor) -> Tensor:
 
 
 def _from_loss(formulation: Formulation, w: Tensor, y: Tensor) -> Tensor:
-    """(LS): the loss is ‖div τ‖² + ‖τ/a - ∇e‖² for the errors e and τ, as the exact u and σ have no residual."""
+    """(B,) √loss for (LS): the exact u and σ have no residual, so the loss is ‖div τ‖² + ‖τ/a - ∇e‖²."""
     return formulation.loss(w, y).sqrt()
 
 
 def _from_flux(formulation: Any, w: Tensor, y: Tensor) -> Tensor:
-    """(LS): Prager and Synge."""
+    """(B,) the bound of Prager and Synge for (LS)."""
     gaps, imbalance = formulation.flux_gaps(w, y)
     a = formulation.coefficient(y)  # (K, Q or 1, B)
     gaps = gaps + formulation.poincare_constants * (formulation.oscillations(y) / a.amin(1)).sqrt()

@@ -1,4 +1,4 @@
-"""A matplotlib figure that belongs to no window and touches no backend; matplotlib is imported here, pyplot nowhere."""
+"""A matplotlib figure without a window or backend; it does not need pyplot."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 
 class Picture(Figure):
-    """A figure that notebooks show, whether or not pyplot was imported."""
+    """A figure that notebooks display, whether or not pyplot was imported."""
 
     def _repr_png_(self) -> bytes:
         file = io.BytesIO()

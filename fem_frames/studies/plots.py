@@ -1,4 +1,4 @@
-"""The pictures that the commands and demos draw."""
+"""Pictures of the studies, for commands and demos."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROUTE_STYLES = {
 
 
 def check_plot(path: Path | None, force: bool = True) -> None:
-    """A ValueError now if the picture cannot be drawn or written later, or may not take the place of what is there."""
+    """Raises a ValueError early if the picture cannot be drawn or written, or may not replace an existing file."""
     if path is None:
         return
     known = new_figure().canvas.get_supported_filetypes()
@@ -34,7 +34,7 @@ def check_plot(path: Path | None, force: bool = True) -> None:
 
 
 def plot_conditioning(rows: Rows, path: Path | None = None, title: str = "") -> Picture:
-    """Condition numbers over the levels; the picture is saved if there is a path."""
+    """Draws condition numbers over the levels; saves the picture if there is a path."""
     figure = new_figure(6.4, 4.4)
     axes = figure.subplots()
     names = {"cond_A": "A_y", "cond_bpx": "HᵀA_yH = DᵀC_yD", "cond_D": "D on ker(F)^⊥", "cond_C": "C_y on ran D"}
@@ -45,7 +45,7 @@ def plot_conditioning(rows: Rows, path: Path | None = None, title: str = "") -> 
 
 
 def plot_rounding(rows: Rows, path: Path | None = None, title: str = "") -> Picture:
-    """Errors of the gradient over the levels, one panel per precision, one line per route; saved if there is a path."""
+    """Draws gradient errors over the levels, a panel per precision, a line per route; saves them if there is a path."""
     dtypes = list(dict.fromkeys(r["dtype"] for r in rows))
     figure = new_figure(1.2 + 3.6 * len(dtypes), 4.2)
     panels = figure.subplots(1, len(dtypes), squeeze=False)
@@ -61,9 +61,9 @@ def plot_rounding(rows: Rows, path: Path | None = None, title: str = "") -> Pict
 
 
 def new_figure(width: float = 6.4, height: float = 4.8) -> Picture:
-    """An empty figure of this size in inches, whose parts make room for each other.
+    """An empty figure of this size in inches, with constrained layout.
 
-    It is no figure of pyplot: the user's backend and figures stay as they are, and no display is needed.
+    It does not belong to pyplot: the user's backend and figures stay unchanged, and no display is needed.
     """
     try:
         from fem_frames.studies.picture import Picture
@@ -75,7 +75,7 @@ def new_figure(width: float = 6.4, height: float = 4.8) -> Picture:
 
 
 def save(figure: Figure, path: Path | None) -> None:
-    """Writes the figure in the format that the path's ending names, whole or not at all; nothing without a path."""
+    """Writes the figure in the format of the path's suffix, completely or not at all; does nothing without a path."""
     if path is None:
         return
     with written_whole(path) as file:

@@ -1,4 +1,4 @@
-"""Pictures of trained surrogates: loss curves, and solutions over their references.
+"""Pictures of trained surrogates: loss curves, and solutions with their references.
 
 B samples, N points.
 """
@@ -26,7 +26,7 @@ COLORS = ("tab:blue", "tab:red", "tab:green", "tab:purple", "tab:orange", "tab:b
 
 @dataclass(frozen=True)
 class RunCurve:
-    """What the log of a run says of its losses."""
+    """The losses in the log of a run."""
 
     label: str
     step: list[int] = field(default_factory=list)
@@ -63,8 +63,8 @@ class SolutionPanel:
 def plot_runs(
     curves: Sequence[RunCurve], panels: Sequence[SolutionPanel], path: Path | None = None, title: str = ""
 ) -> Picture:
-    """Loss curves on top, below the solutions of each run; saved if there is a path."""
-    flat = [p for p in panels if p.arrays.dimension < 3]  # solutions in space cannot be drawn flat
+    """Draws loss curves and, below them, the solutions of each run; saves the picture if there is a path."""
+    flat = [p for p in panels if p.arrays.dimension < 3]  # solutions in 3D are not drawn
     heights = [4.4, *(2.9 if p.arrays.dimension == 1 else 8.4 * len(p.values) for p in flat)]
     width = max([7.0, *(0.6 + 3.2 * len(p.y) for p in flat if p.arrays.dimension == 2)])
     figure = new_figure(width, sum(heights))
@@ -79,10 +79,10 @@ def plot_runs(
 def plot_solutions(
     arrays: FrameArrays, fields: Mapping[str, Floats], y: Floats, path: Path | None = None, title: str = ""
 ) -> Picture:
-    """All fields for y (B, p), at points (B, N) or vectors on cells (B, K, d); saved if there is a path.
+    """Draws all fields for y (B, p), at points (B, N) or as vectors on cells (B, K, d); saves them if there is a path.
 
-    In one dimension a panel per field with a line per y; in two a map per field and y, a column for each y, with one
-    scale of colours per field.
+    In one dimension there is a panel per field with a line per y. In two dimensions there is a map per field and y,
+    with a column per y and one colour scale per field.
     """
     check_drawable(arrays, len(y))
     if arrays.dimension == 1:
@@ -95,7 +95,7 @@ def plot_solutions(
             if len(y) > 1:
                 axes.legend(fontsize=7)
     else:
-        alone = len(y) == 1  # then fields side by side
+        alone = len(y) == 1  # then the fields stand side by side
         shape = (1, len(fields)) if alone else (len(fields), len(y))
         width, height = (5.2, 4.0) if alone else (3.4, 3.3)
         figure = new_figure(width * shape[1], height * shape[0])
@@ -114,7 +114,7 @@ def plot_solutions(
 
 
 def check_drawable(arrays: FrameArrays, samples: int = 1) -> None:
-    """A ValueError if solutions of this dimension, or as many of them, are not drawn."""
+    """Raises a ValueError if the solutions have the wrong dimension, or are too many, to be drawn."""
     if arrays.dimension == 3:
         how = either("--out u.xdmf", "write(y, 'u.xdmf')")
         raise ValueError(f"solutions in space are not drawn: write them with {how} and open that in ParaView")
@@ -123,7 +123,7 @@ def check_drawable(arrays: FrameArrays, samples: int = 1) -> None:
 
 
 def _draw_curves(axes: Any, curves: Sequence[RunCurve], title: str) -> None:
-    """Losses if all floors are positive; an energy is drawn by what it is above its floor."""
+    """Draws losses if all floors are positive; otherwise, as for energies, their distance to the floor."""
     floors = sorted({c.floor for c in curves if c.floor is not None})
     positive = not floors or floors[0] > 0
     for number, curve in enumerate(curves):
@@ -145,7 +145,7 @@ def _draw_curves(axes: Any, curves: Sequence[RunCurve], title: str) -> None:
 
 
 def _draw_lines(part: Any, panel: SolutionPanel) -> None:
-    """One panel per field, one colour per sample; the reference broad and pale under the surrogate."""
+    """One panel per field, one colour per sample; the reference is a broad pale line under the surrogate."""
     all_axes = part.subplots(1, len(panel.values), squeeze=False)[0]
     for axes, (name, values) in zip(all_axes, panel.values.items(), strict=True):
         for i, value in enumerate(values):
@@ -158,7 +158,7 @@ def _draw_lines(part: Any, panel: SolutionPanel) -> None:
 
 
 def _draw_maps(part: Any, panel: SolutionPanel) -> None:
-    """A column a sample: a field, under it the reference, under that the difference; then the next field."""
+    """One column per sample; for each field a row of solutions, one of references and one of differences."""
     grid = part.subplots(3 * len(panel.values), len(panel.y), squeeze=False)
     for k, (name, values) in enumerate(panel.values.items()):
         for i, value in enumerate(values):
@@ -189,7 +189,7 @@ def _short(y: Floats) -> str:
 
 
 def _line(axes: Any, arrays: FrameArrays, values: Floats, **options: Any) -> None:
-    """A field over the interval: values (N,) at points joined by lines, values (K, 1) on cells as steps."""
+    """Draws a field over the interval: values (N,) at points as a polygon, values (K, 1) on cells as steps."""
     if values.ndim == 1:
         order = np.argsort(arrays.points[:, 0])
         axes.plot(arrays.points[order, 0], values[order], **options)
@@ -211,7 +211,7 @@ def _map(axes: Any, arrays: FrameArrays, values: Floats, **options: Any) -> Any:
 
 
 def _arrows(axes: Any, arrays: FrameArrays, vectors: Floats, across: int = 14) -> None:
-    """Arrows of vectors (K, 2) on cells, as many across as can be told apart."""
+    """Draws vectors (K, 2) on cells as arrows, averaged over boxes so that about `across` fit side by side."""
     low, high = arrays.points.min(axis=0), arrays.points.max(axis=0)
     place = np.floor((arrays.centres - low) / float((high - low).max()) * across * 0.999).astype(np.int64)
     _, group = np.unique(place[:, 0] * across + place[:, 1], return_inverse=True)
