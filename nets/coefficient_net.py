@@ -1,8 +1,8 @@
-"""The nets of this package: they know the sizes of the levels, and where they want them the prolongations.
+"""The base class of this package's nets, which know the sizes of the levels and, if needed, the prolongations.
 
-For the nodal basis there is one level.
+The nodal basis has one level.
 
-B samples, p parameters, Nhat coefficients ordered by field, then by level; n_j of a field on level j.
+B samples, p parameters, Nhat coefficients ordered by family, then by level; n_j of a family on level j.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Prolongations = Mapping[str, Sequence[Prolongation]]
 
 
 class CoefficientNet(FrameNet):
-    """y (B, p) to frame coefficients (B, Nhat), by layers whose random weights follow from a seed.
+    """Maps y (B, p) to frame coefficients (B, Nhat) by layers whose random weights follow from a seed.
 
     `prolongations` and `start_level` are for nets with prolongations; the other options are those of `FrameNet`.
     See docs/training.md.
     """
 
     prolonged: ClassVar[bool] = False
-    """Whether it takes prolongations and a start level."""
+    """Whether the net takes prolongations and a start level."""
     default_blocks: ClassVar[int] = 8
 
     def __init__(
@@ -58,10 +58,10 @@ class CoefficientNet(FrameNet):
     @classmethod
     @abstractmethod
     def count(cls, parameters: int, level_sizes: Sizes, rank: int, blocks: int, start: int = 0) -> int:
-        """Number of the net's parameters, computed without building it; `start` counts from the first level."""
+        """The number of the net's parameters, computed without building it; `start` counts from the first level."""
 
     def initialise(self, seed: int) -> None:
-        """Xavier's normal distribution for matrices, zero for biases; the same numbers in every precision."""
+        """Draws matrices from Xavier's normal distribution, the same in every precision; biases are zero."""
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for name, parameter in self.named_parameters():

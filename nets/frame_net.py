@@ -1,9 +1,9 @@
-"""The protocol of a net: y to frame coefficients, inputs mapped to [-1, 1], levels scaled.
+"""The protocol of a net: it maps y to frame coefficients, with inputs mapped to [-1, 1] and levels scaled.
 
-Training, surrogates and exported programs ask nothing else of a net. The nets of this package and modules of users
-fill in `coefficients`, the map in between.
+Training, surrogates and exported programs use nothing else of a net. The nets of this package and users' modules
+define `coefficients`, the map in between.
 
-B samples, p parameters, Nhat coefficients ordered by field, then by level; n_j of a field on level j.
+B samples, p parameters, Nhat coefficients ordered by family, then by level; n_j of a family on level j.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Box = tuple[Sequence[float], Sequence[float]]
 
 
 class FrameNet(nn.Module, ABC):
-    """y (B, p) to frame coefficients (B, Nhat).
+    """Maps y (B, p) to frame coefficients (B, Nhat).
 
-    `box` maps y to [-1, 1]^p first; `level_decay` s scales the coefficients of level j by 2^(-s j), s = 0 being the
-    paper: those of smooth solutions decay with the level, the steps of Adam and the like do not.
+    `box` maps y to [-1, 1]^p first. `level_decay` s scales the coefficients of level j by 2^(-s j): coefficients of
+    smooth solutions decay with the level, but the steps of Adam do not. The paper has s = 0.
     """
 
     decay: Tensor
@@ -43,8 +43,8 @@ class FrameNet(nn.Module, ABC):
         lower, upper = ([-1.0] * parameters, [1.0] * parameters) if box is None else box
         low, high = (torch.as_tensor(ends, dtype=torch.float64) for ends in (lower, upper))
         if len(low) != parameters or len(high) != parameters or not (low < high).all():
-            raise ValueError(f"the box from {list(lower)} to {list(upper)} is none of {parameters} parameters")
-        # Not buffers, which would be rounded with the net: y is mapped before it is rounded to the net's precision.
+            raise ValueError(f"the box from {list(lower)} to {list(upper)} does not fit {parameters} parameters")
+        # These are not buffers, which would be rounded with the net: y is mapped before it is rounded.
         self._centre, self._half_width = (low + high) / 2, (high - low) / 2
         self._on_device: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
         self.level_decay, self.first_level = level_decay, first_level
@@ -66,14 +66,14 @@ class FrameNet(nn.Module, ABC):
         return (coefficients * self.decay if self.level_decay else coefficients).T
 
     def map_inputs(self, y: Tensor) -> Tensor:
-        """(B, p) y as the layers take it: mapped to [-1, 1], then rounded to the net's precision."""
+        """(B, p) y mapped to [-1, 1], then rounded to the net's precision."""
         dtype = self.decay.dtype
         wide = y.float() if y.dtype in HALF or (y.dtype != torch.float64 and dtype != torch.float64) else y.double()
         centre, half_width = self._box_like(wide)
         return ((wide - centre) / half_width).to(dtype)
 
     def _box_like(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Centre and half width of the box where y is, copied there once."""
+        """Centre and half width of the box on the device and in the dtype of y, copied once."""
         place = (y.device, y.dtype)
         if torch.compiler.is_compiling():
             return self._centre.to(y), self._half_width.to(y)

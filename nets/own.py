@@ -1,4 +1,4 @@
-"""A module of the user's own as a net."""
+"""OwnNet makes a net from a user's module."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from nets.frame_net import FrameNet, Sizes
 
 
 class OwnNet(FrameNet):
-    """y (B, p) to frame coefficients (B, Nhat) by any module that maps x (B, p) to (B, Nhat).
+    """Maps y (B, p) to frame coefficients (B, Nhat) by any module that maps x (B, p) to (B, Nhat).
 
-    x is y mapped to [-1, 1]^p by the box, or y itself where there is none, in the precision of the net; the module's
-    answers are scaled by levels as those of other nets.
+    x is y mapped to [-1, 1]^p by the box, or y itself without a box, in the precision of the net. The module's answers
+    are scaled by levels like those of other nets.
     """
 
     def __init__(self, module: nn.Module, parameters: int, level_sizes: Sizes, **options: Any) -> None:
@@ -38,6 +38,6 @@ class OwnNet(FrameNet):
 
 
 def own_name(thing: Any) -> str:
-    """The name of a class or function, or of an object's class, as its author wrote it."""
+    """The name of a class or function, or of an object's class, without enclosing functions."""
     named = thing if hasattr(thing, "__qualname__") else type(thing)
     return str(named.__qualname__).rpartition("<locals>.")[2]

@@ -1,4 +1,4 @@
-"""The nets by name. Their names are known without torch, so that the command line can list them."""
+"""The nets by name. The command line can list their names without importing torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NETS: Registry[type[CoefficientNet]] = Registry(
 
 
 def make_net(name: str, parameters: int, level_sizes: Sizes, *, seed: int = 0, **options: Any) -> CoefficientNet:
-    """The net of this name with random weights; options as those of `CoefficientNet`. See docs/training.md."""
+    """The net with this name and random weights; options are those of `CoefficientNet`. See docs/training.md."""
     net = NETS.find(name)(parameters, level_sizes, **options)
     net.initialise(seed)
     return net

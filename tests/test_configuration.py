@@ -137,7 +137,7 @@ def test_the_settings_of_the_first_release_are_read(tmp_path):
         ("mixed = 1", "mixed is 1; true or false is expected"),
         ("net = 'deep'", "net is 'deep'; choose from full, separate, separate-frame"),
         ("options = 3", "options is 3; a table is expected"),
-        ("levels = ", "no TOML file that can be read"),
+        ("levels = ", "not a readable TOML file"),
     ],
 )
 def test_bad_files_are_refused(tmp_path, text, message):

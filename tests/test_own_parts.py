@@ -216,7 +216,7 @@ def test_a_run_starts_from_another_with_the_same_module(tmp_path, settings):
     c = settings(epochs=0, start_from=str(tmp_path / "first"), precision="float64")
     second = train(c, tmp_path / "second", net=mlp, quiet=True)
     assert second["loss"] == pytest.approx(first["loss"], rel=1e-6)
-    with pytest.raises(ValueError, match="it is a Unusual, but they are those of a Sequential"):
+    with pytest.raises(ValueError, match="it is a Unusual, but the weights belong to a Sequential"):
         train(c, tmp_path / "third", net=Unusual(), quiet=True)
 
 

@@ -156,7 +156,7 @@ def test_resuming_and_loading_ask_for_the_parts_again_and_lose_nothing(tmp_path,
             train(None, out, resume=True, quiet=True, **own | wrong)
     for wrong, message in [
         (None, r"has a net of your own, Sequential: give it again, Surrogate.load\(.*, net=…\)"),
-        (Unusual(), "it is a Unusual, but they are those of a Sequential"),
+        (Unusual(), "it is a Unusual, but the weights belong to a Sequential"),
         (mlp(width=9), "your net does not fit the weights in .*size mismatch"),
     ]:
         with pytest.raises(ValueError, match=message):

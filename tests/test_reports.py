@@ -119,7 +119,7 @@ def test_a_page_says_where_a_run_diverged_or_had_other_settings(tmp_path):
     assert f"not finite at step {failure['step'] + 1}" in page
     assert "run with other settings" in page
     assert str(tmp_path) not in json.dumps(report)  # a report may be published
-    with pytest.raises(ValueError, match="could not go on, so there is no surrogate"):
+    with pytest.raises(ValueError, match="that failed, so there is no surrogate"):
         Surrogate.load(cells[0].folder)
 
 

@@ -1,11 +1,11 @@
-"""Training of nets over frames: losses, optimizers, precision, checkpoints, and the surrogate. Needs no DOLFINx."""
+"""Trains nets over frames: losses, optimizers, precision, checkpoints, and the surrogate. Needs no DOLFINx."""
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-# Found when first used: the settings of a run can be read without torch.
+# Names are imported on first use: the settings of a run can be read without torch.
 _HOMES = {
     "Configuration": "configuration",
     "NGD": "optimizers.natural_gradient",
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from training.optimizers.natural_gradient import NGD
     from training.run.trainer import TrainingError, train
     from training.surrogate import Surrogate
-else:  # type checkers would take it to mean that there is every name
+else:  # type checkers would conclude that every name exists
 
     def __getattr__(name: str) -> Any:
         if name not in _HOMES:

@@ -1,6 +1,6 @@
 """Answers of a surrogate other than nodal values: a summary in words, values at points, fluxes on cells.
 
-B samples, N points of the mesh, n points that are asked for, K finest cells, d dimension.
+B samples, N points of the mesh, n query points, K finest cells, d dimension.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from fem_frames.problem.parameters import Uniform
 if TYPE_CHECKING:
     from training.surrogate import Surrogate
 
-FLUX = "sigma"  # the name of a_y ∇u beside fields, that of the flux in least squares
+FLUX = "sigma"  # the name of the flux field in least squares
 
 
 def summary(surrogate: Surrogate, problem: Problem | None) -> str:
-    """Problem, frame, parameters, net and test error, in a few lines."""
+    """Describes problem, frame, parameters, net and test error in a few lines."""
     arrays, net = surrogate.arrays, surrogate.description
     levels = f"levels {arrays.first_level} to {arrays.finest_level}"
     domain = f"p = {net.parameters}"
@@ -51,7 +51,7 @@ def summary(surrogate: Surrogate, problem: Problem | None) -> str:
 
 
 def values_at(arrays: FrameArrays, fields: Mapping[str, Tensor], points: npt.ArrayLike) -> dict[str, Tensor]:
-    """Of each field, values at points (n, d) from nodal values: of P1 fields (B, n), of fluxes in RT0 (B, n, d)."""
+    """Values of each field at points (n, d) from nodal values: (B, n) for P1, (B, n, d) for RT0."""
     cell, hats = locate(points, arrays.points, arrays.levels)
     x = np.einsum("nl,nld->nd", hats, arrays.points[arrays.levels[-1].cells[cell]])
     found = {}
@@ -68,12 +68,12 @@ def values_at(arrays: FrameArrays, fields: Mapping[str, Tensor], points: npt.Arr
 
 
 def has_flux(arrays: FrameArrays) -> bool:
-    """Whether the flux is a field of its own."""
+    """Whether the flux is a field of the frame."""
     return flux_field(arrays) is not None
 
 
 def flux_by_gradient(formulation: Formulation, w: Tensor, y: Tensor) -> Tensor:
-    """(B, K, d) a_y ∇u on every finest cell, with the mean of a_y there, from frame coefficients (B, Nhat)."""
+    """(B, K, d) a_y ∇u on every finest cell, with the cell's mean of a_y, from frame coefficients (B, Nhat)."""
     arrays = formulation.frame.arrays
     states = formulation.states(w).reshape(len(w), len(arrays.volumes), state_size(arrays))
     roots = torch.as_tensor(np.sqrt(arrays.volumes)).to(states)

@@ -1,4 +1,4 @@
-"""What a training run is: one dataclass, from which the command line and the TOML files of experiments follow."""
+"""The settings of a training run: one dataclass that defines the command line and the TOML files of experiments."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PRECISION_NAMES = ("float16", "bfloat16", "float32", "float64")
 @one_line_errors
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Configuration:
-    """All settings of a run. Those that are None depend on others; `resolved` fills them in. See docs/training.md."""
+    """All settings of a run. `resolved` fills in settings that are None from the others. See docs/training.md."""
 
     problem: str = setting("", "A built-in problem, or file.py:name of your own.")
     options: dict[str, Any] = setting(dict, "Options of the problem.", strict=False)
@@ -38,20 +38,23 @@ class Configuration:
         None, f"{', '.join(formulation_names())}, or one of your own; default: energy, or that of the frame."
     )
     first_level: Size | None = setting(None, "Coarsest level of the frame; default: the problem's.")
-    refinement: str | None = setting(None, "Of triangles and tetrahedra; default: the problem's.", choices=REFINEMENTS)
+    refinement: str | None = setting(
+        None, "Refines triangles and tetrahedra; default: the problem's.", choices=REFINEMENTS
+    )
     frame: str | None = setting(
         None, "A file written by `fem-frames export` instead of problem and levels; then no DOLFINx is needed."
     )
 
     net: str = setting(
-        "full", "One net, one for every level, or one for every level that is prolonged to it.", choices=NETS, own=True
+        "full", "One net, one per level, or one per level that starts coarse and is prolonged.", choices=NETS, own=True
     )
     rank: Count = setting(8, "Rank of the residual blocks.")
     blocks: Size | None = setting(
         None, "Residual blocks, for separate-frame after each prolongation; default: 8, for separate-frame 4."
     )
     start_level: Size | None = setting(
-        None, "With separate-frame: the level that nets of finer ones start on; default: the coarsest, as in the paper."
+        None,
+        "With separate-frame: level on which the nets of finer levels start; default: the coarsest, as in the paper.",
     )
     map_inputs: bool = setting(True, "Map parameters to [-1, 1] by their box.")
     level_decay: Annotated[float, Field(ge=-10, le=10)] = setting(
@@ -60,14 +63,14 @@ class Configuration:
 
     loss: str = setting(
         "stable",
-        "Through D, through H, without a frame, or against reference solutions, by their states or by nodal values.",
+        "Uses D, H, or no frame; or compares with reference solutions, by their states or by nodal values.",
         choices=LOSSES,
         own=True,
     )
     optimizer: str = setting("adam", "SOAP converges best, Adam is the paper's best.", choices=OPTIMIZERS, own=True)
     rate: Positive | None = setting(None, "First learning rate; default: 1e-3, soap 3e-3, lbfgs and ngd 1.")
     minimum_rate: Annotated[float, Field(ge=0)] | None = setting(
-        None, "Last learning rate; default: that of the paper for the precision."
+        None, "Last learning rate; default: the paper's for the precision."
     )
     period: Positive | None = setting(
         None,
@@ -75,7 +78,7 @@ class Configuration:
     )
 
     precision: str = setting(
-        "float32", "Of parameters, activations, frame and, unless mixed, the optimizer.", choices=PRECISION_NAMES
+        "float32", "For parameters, activations, frame and, unless mixed, the optimizer.", choices=PRECISION_NAMES
     )
     mixed: bool = setting(
         False, "With a half precision: master weights and optimizer in float32, and a dynamic loss scale."
@@ -88,7 +91,8 @@ class Configuration:
         None, "Samples in a step, of all processes together; default: 64, for lbfgs and ngd all of a fixed set."
     )
     micro_batch: Count | None = setting(
-        None, "Evaluate a batch in pieces of at most so many samples per process, to save memory; default: all at once."
+        None,
+        "Evaluate a batch in pieces of at most this many samples per process, to save memory; default: all at once.",
     )
     sampling: str | None = setting(
         None,
@@ -96,18 +100,18 @@ class Configuration:
         choices=("fresh", "fixed", "sobol"),
     )
     training_samples: Count | None = setting(None, "Size of the fixed set; default: 1024, for lbfgs and ngd 256.")
-    steps_per_epoch: Count | None = setting(None, "Default: 1; with a fixed set as many as it has batches.")
+    steps_per_epoch: Count | None = setting(None, "Default: 1; with a fixed set the number of its batches.")
 
-    seed: Size = setting(0, "Of net and samples, unless they have their own.")
-    net_seed: Size | None = setting(None, "Of the first weights; default: seed.")
-    sample_seed: Size | None = setting(None, "Of the training samples; default: seed.")
-    test_seed: Size = setting(1_000_000, "Of the test set, the same for all seeds.")
+    seed: Size = setting(0, "Seed of net and samples, unless they have their own.")
+    net_seed: Size | None = setting(None, "Seed of the initial weights; default: seed.")
+    sample_seed: Size | None = setting(None, "Seed of the training samples; default: seed.")
+    test_seed: Size = setting(1_000_000, "Seed of the test set, the same for all seeds.")
 
     test_samples: Size = setting(256, "Samples of the test set, solved before training starts; 0: no tests.")
     evaluate_every: Count | None = setting(None, "Epochs between tests; default: a twentieth of all.")
     checkpoint_every: Count | None = setting(None, "Epochs between checkpoints; default: a twentieth of all.")
     log_every: Count | None = setting(None, "Steps between lines of the log; default: a thousandth of all.")
-    tensorboard: bool = setting(False, "Write TensorBoard's events too.")
+    tensorboard: bool = setting(False, "Also write events for TensorBoard.")
 
     device: str | None = setting(None, "cpu, cuda, mps, …; default: the best that works.")
     start_from: str | None = setting(None, "A run, or a saved surrogate, with the weights to start from.")
@@ -122,7 +126,7 @@ class Configuration:
     @field_validator("options")
     @classmethod
     def _kept(cls, options: dict[str, Any]) -> dict[str, Any]:
-        """The options, or a ValueError unless TOML and JSON, as which a run keeps them, have all their values."""
+        """The options; raises a ValueError unless TOML and JSON, the formats of a run's files, can hold them."""
         try:
             json.dumps(options, allow_nan=False)
             if tomllib.loads(tomli_w.dumps(options)) != options:
@@ -134,7 +138,7 @@ class Configuration:
     @field_validator("problem", "frame", "start_from")
     @classmethod
     def _absolute(cls, value: str | None, info: ValidationInfo) -> str | None:
-        """Files with the folders they are in: a run may be resumed from another one."""
+        """Files with absolute paths: a run may be resumed from another folder."""
         if value is None:
             return None
         file, colon, attribute = value.rpartition(":") if ".py:" in value else (value, "", "")
@@ -146,7 +150,7 @@ class Configuration:
 
     @property
     def dtype_settings(self) -> Precision:
-        """The paper's settings for the precision that the optimizer works in."""
+        """The paper's settings for the optimizer's precision."""
         from training.precision import PRECISIONS
 
         return PRECISIONS["float32" if self.mixed else self.precision]
@@ -164,7 +168,7 @@ class Configuration:
         return self.loss != OWN and LOSSES[self.loss].supervised
 
     def resolved(self) -> Resolved:
-        """The same with all defaults filled in, or a ValueError that says what is wrong."""
+        """The same with all defaults filled in; raises a ValueError if settings do not fit each other."""
         self._check()
         sampling = self.sampling or ("fixed" if self._searches or self._supervised else "fresh")
         count, steps = self.training_samples, self.steps_per_epoch
@@ -206,11 +210,11 @@ class Configuration:
         return Resolved(**values)
 
     def record(self) -> dict[str, Any]:
-        """All settings by name, as JSON has them."""
+        """All settings by name, as plain data for JSON."""
         return dataclasses.asdict(self)
 
     def _check(self) -> None:
-        """A ValueError for settings that do not fit each other."""
+        """Raises a ValueError for settings that do not fit each other."""
         if not self.problem and not self.frame:
             raise ValueError("give problem and levels, or frame with a file written by `fem-frames export`")
         if self.frame:
@@ -250,14 +254,14 @@ class Configuration:
 
     @classmethod
     def from_toml(cls, path: str | Path) -> dict[str, Any]:
-        """The settings in a file, by name; `Configuration(**settings)` makes the rest.
+        """The settings in a file, by name; `Configuration(**settings)` adds the defaults.
 
-        Commands do not run a problem's file that only such a file names.
+        Commands do not run a problem's Python file that only a settings file names.
         """
         try:
             content = tomllib.loads(check_file(path).read_text())
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-            raise ValueError(f"{path} is no TOML file that can be read: {one_line(error)}") from error
+            raise ValueError(f"{path} is not a readable TOML file: {one_line(error)}") from error
         try:
             return cls.checked(content)
         except ValueError as error:
@@ -265,7 +269,7 @@ class Configuration:
 
     @staticmethod
     def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings with absolute paths, or a ValueError for an unknown name or a wrong value."""
+        """The settings with absolute paths; raises a ValueError for an unknown name or a wrong value."""
         found = Configuration(**settings)
         return {name: getattr(found, name) for name in settings}
 
@@ -276,7 +280,7 @@ REQUIRED: Any = Field()
 @one_line_errors
 @dataclass(frozen=True, kw_only=True, config=STRICT)
 class Resolved(Configuration):
-    """A configuration with all defaults filled in, as a run has it and saves it."""
+    """A configuration with all defaults filled in, as runs use and save it."""
 
     blocks: int = REQUIRED
     rate: float = REQUIRED

@@ -1,4 +1,4 @@
-"""What makes a net but its weights and the frame: saved with a surrogate, and checked before a net is built from it."""
+"""NetDescription determines a net up to its weights and frame; surrogates save it and check it before building."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ Module = TypeVar("Module", bound=nn.Module)
 
 @dataclass(frozen=True)
 class NetDescription:
-    """All that makes a net but its weights and the frame."""
+    """Determines a net up to its weights and the frame."""
 
     name: str
     parameters: int
     precision: str
     nodal: bool
-    """Whether it gives nodal values instead of frame coefficients."""
+    """Whether the net returns nodal values instead of frame coefficients."""
     rank: int
     blocks: int
     box: tuple[tuple[float, ...], tuple[float, ...]] | None
     level_decay: float
     start_level: int | None = None
     module: str | None = None
-    """The name of the class, if the net is a module of the user's own."""
+    """The name of the class if the net is a user's module."""
 
     @property
     def is_own(self) -> bool:
@@ -54,7 +54,7 @@ class NetDescription:
     def from_record(
         cls, record: Mapping[str, Any], weights: Mapping[str, Tensor], arrays: FrameArrays
     ) -> NetDescription:
-        """What `asdict` made of one, checked against its weights before anything is built from it."""
+        """Reads the result of `asdict`, checked against the weights before anything is built from it."""
         given = dict(record)
         given["box"] = None if given["box"] is None else tuple(tuple(map(float, ends)) for ends in given["box"])
         kinds: dict[str, Any] = {
@@ -75,19 +75,19 @@ class NetDescription:
             raise ValueError(f"there is no net {given['name']!r} in {given['precision']!r}")
         if given["name"] == OWN:
             if not are_plain_tensors(weights.values()):
-                raise ValueError("its weights are no tensors of numbers")
-            return cls(**given)  # how many weights it has is known to its module alone
+                raise ValueError("its weights are not tensors of numbers")
+            return cls(**given)  # only the user's module knows its number of weights
         if not all(map(are_weights, weights.values())):
-            raise ValueError("its weights are no finite numbers")
+            raise ValueError("its weights are not finite numbers")
         description, found = cls(**given), sum(value.numel() for value in weights.values())
         if description.count(arrays) != found:
             raise ValueError(f"it describes a net of {description.count(arrays)} parameters, but has {found}")
         return description
 
     def count(self, arrays: FrameArrays) -> int:
-        """Number of the net's parameters, without building it."""
+        """Number of the net's parameters, computed without building it."""
         sizes, start = level_sizes(arrays, self.nodal), (self.start_level or 0) - first_level(arrays, self.nodal)
-        start = int(np.clip(start, 0, min(map(len, sizes.values())) - 1))  # what is no level is refused by `build`
+        start = int(np.clip(start, 0, min(map(len, sizes.values())) - 1))  # `build` refuses wrong levels
         return NETS[self.name].count(self.parameters, sizes, self.rank, self.blocks, start)
 
     def build(
@@ -98,9 +98,9 @@ class NetDescription:
         own: OwnModule | None = None,
         frame: Frame | None = None,
     ) -> FrameNet:
-        """The net with random weights, or around a module of the user's own.
+        """The net with random weights, or around a user's module.
 
-        `frame` is for functions that make the module; where it is missing, it is made from the arrays.
+        A function that makes the module gets `frame`, by default made from the arrays.
         """
         dtype = DTYPES[self.precision]
         if self.is_own:
@@ -139,7 +139,7 @@ class NetDescription:
         own: OwnModule | None,
         folder: Path,
     ) -> FrameNet:
-        """The net with weights that were saved in a folder; a module of the user's own is copied, and not changed."""
+        """The net with weights that were saved in a folder; a user's module is copied and stays unchanged."""
         if self.is_own and own is None:
             again = f"Surrogate.load({str(folder)!r}, net=…)"
             raise OwnPartError(
@@ -151,7 +151,7 @@ class NetDescription:
         try:
             net = self.build(arrays, device, own=_copy(own) if isinstance(own, nn.Module) else own)
             if isinstance(net, OwnNet) and net.module_name != self.module:
-                raise ValueError(f"it is a {net.module_name}, but they are those of a {self.module}")
+                raise ValueError(f"it is a {net.module_name}, but the weights belong to a {self.module}")
             net.load_state_dict(weights)
         except (RuntimeError, ValueError) as error:
             if self.is_own and not isinstance(error, OwnPartError):
@@ -178,7 +178,7 @@ def _copy(net: Module) -> Module:
 
 
 def describe_net(configuration: Any, problem: Problem, nodal: bool | None = None) -> NetDescription:
-    """The net of a configuration; `nodal` is that of the loss, where it is the user's own."""
+    """The net of a configuration; `nodal` says whether a loss of the user takes nodal values."""
     parameters = problem.parameters
     bounded = isinstance(parameters, Uniform) and configuration.map_inputs
     return NetDescription(

@@ -1,9 +1,9 @@
-"""The losses that nets are trained with, all called alike: loss(w, batch) for the net's answers w (B, n).
+"""The losses for training, all called as loss(w, batch) for the net's answers w (B, n).
 
-Unsupervised, from the variational formulation: `stable` (DᵀC_yD), `bpx` (HᵀA_yH) and `nodal` (A_y, no frame).
-Supervised, against reference solutions: by states through the frame, or plainly by nodal values.
+Unsupervised losses come from the variational formulation: `stable` (DᵀC_yD), `bpx` (HᵀA_yH) and `nodal` (A_y, no
+frame). Supervised losses compare with reference solutions, either by states through the frame or by nodal values.
 
-B samples, n = Nhat frame coefficients, or N nodal values where the net gives those, K m states.
+B samples, n = Nhat frame coefficients, or N nodal values if the net returns those, K m states.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OwnFunction = Callable[[Tensor, Tensor, Formulation], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Parameters, and what a supervised loss aims at."""
+    """Parameters, and the targets of a supervised loss."""
 
     y: Tensor  # (B, p) in float32 or float64
     target: Tensor | None = None  # (B, ·)
@@ -50,15 +50,15 @@ class Loss(ABC):
     """A loss over one formulation, in its precision and on its device."""
 
     nodal: ClassVar[bool] = False
-    """Whether nets give nodal values instead of frame coefficients."""
+    """Whether nets return nodal values instead of frame coefficients."""
     supervised: ClassVar[bool] = False
 
     def __init__(self, formulation: Formulation) -> None:
         self.formulation = formulation
 
     def batch(self, y: Floats, rows: Sequence[int] | np.ndarray | None = None) -> Batch:
-        """The batch for parameters y (B, p), `rows` of the training set that has the targets."""
-        # Not in half: y is rounded after it is mapped to [-1, 1], and coefficients are evaluated in float32.
+        """The batch for parameters y (B, p); `rows` are their places in the training set with the targets."""
+        # y is not rounded to half precision: nets round it after mapping it to [-1, 1], a_y is evaluated in float32.
         wide = torch.as_tensor(y).to(self.formulation.wide)
         return Batch(wide.to(self.formulation.frame.device), self.target(rows))
 
@@ -66,9 +66,9 @@ class Loss(ABC):
         return None
 
     def check(self, batch: Batch) -> None:
-        """A ValueError if coefficient, source or target are wrong for a sample.
+        """Raises a ValueError if coefficient, source or target are wrong for a sample.
 
-        Training steps skip these checks: they only see that something is wrong.
+        Training steps skip these checks and only detect that something is wrong.
         """
         self.formulation.check_data(batch.y)
         if batch.target is not None and not torch.isfinite(batch.target).all():
@@ -80,10 +80,10 @@ class Loss(ABC):
 
     @abstractmethod
     def __call__(self, w: Tensor, batch: Batch) -> Tensor:
-        """(B,) losses, in float32 where w is in half precision."""
+        """(B,) losses, in float32 if w is in half precision."""
 
     def with_gradient(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """(B,) losses and (B, n) their gradients in w, in the precision of w."""
+        """(B,) losses and (B, n) their gradients with respect to w, in the precision of w."""
         leaf = w.detach().requires_grad_()
         with torch.enable_grad():
             loss = self(leaf, batch)
@@ -92,18 +92,18 @@ class Loss(ABC):
 
     @abstractmethod
     def curvature(self, batch: Batch) -> Map:
-        """The second derivative of the loss in w: (B, n) to (B, n); it does not depend on w."""
+        """The second derivative of the loss with respect to w, a map (B, n) to (B, n) that does not depend on w."""
 
 
 class StableLoss(Loss):
-    """The functional from the states of cells, Dw: numerically stable in every precision."""
+    """The functional, computed from the states Dw of cells: numerically stable in every precision."""
 
     def __call__(self, w: Tensor, batch: Batch) -> Tensor:
         return self.formulation.loss(w, batch.y)
 
     @torch.no_grad()
     def with_gradient(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        # Written out, at two thirds of the time that autograd takes for it.
+        # The explicit gradient takes two thirds of the time of autograd.
         loss, residual = self.formulation.loss_and_residual(w.detach(), batch.y)
         factor = 2 * self.formulation.factor
         return loss, residual if factor == 1 else factor * residual
@@ -123,7 +123,7 @@ class BpxLoss(Loss):
 
 
 class NodalLoss(Loss):
-    """The quadratic form in nodal values that the net gives itself: neither preconditioned nor stable."""
+    """The quadratic form in the net's own nodal values: neither preconditioned nor stable."""
 
     nodal = True
 
@@ -135,9 +135,9 @@ class NodalLoss(Loss):
 
 
 class SupervisedLoss(Loss):
-    """‖D w - states of u_ref‖²: regression in a norm equivalent to that of U, preconditioned and stable.
+    """‖D w - states of u_ref‖²: regression in a norm equivalent to the norm of U, preconditioned and stable.
 
-    (E): ‖∇(u - u_ref)‖². (LS): the same with the flux at the cells' centres and its divergence.
+    For (E) it is ‖∇(u - u_ref)‖²; (LS) adds the flux at the cells' centres and its divergence.
     """
 
     supervised = True
@@ -148,7 +148,7 @@ class SupervisedLoss(Loss):
         self._targets = self.targets(_exact(formulation), reference).to(frame.device, frame.dtype)
 
     def targets(self, exact: Formulation, reference: ReferenceSolutions) -> Tensor:
-        """(K, ·) of the whole training set, in float64."""
+        """(samples, ·) the targets of the whole training set, in float64."""
         return exact.nodal_differential(exact.coordinates.free(reference.fields, exact.frame.device))
 
     def target(self, rows: Sequence[int] | np.ndarray | None) -> Tensor | None:
@@ -161,7 +161,7 @@ class SupervisedLoss(Loss):
         return dot(off, off)
 
     def predicted(self, w: Tensor) -> Tensor:
-        """(B, ·) what is compared with the target."""
+        """(B, ·) the prediction that is compared with the target."""
         return self.formulation.frame.D(w)
 
     def curvature(self, batch: Batch) -> Map:
@@ -170,7 +170,7 @@ class SupervisedLoss(Loss):
 
 
 class SupervisedNodalLoss(SupervisedLoss):
-    """‖v - v_ref‖² of nodal values v that the net gives itself, for comparison."""
+    """‖v - v_ref‖² for the net's own nodal values v, for comparison."""
 
     nodal = True
 
@@ -212,12 +212,12 @@ NO_CURVATURE = (
 
 
 def loss_kind(name: str) -> type[Loss]:
-    """The class of the loss of this name; for "own", that of plain functions."""
+    """The class of the loss with this name; FunctionLoss for "own"."""
     return FunctionLoss if name == OWN else LOSSES.find(name)
 
 
 def make_loss(name: str, formulation: Formulation, reference: ReferenceSolutions | None = None) -> Loss:
-    """The loss of this name; supervised ones take reference solutions for the training set."""
+    """The loss with this name; supervised losses take reference solutions for the training set."""
     kind = LOSSES.find(name)
     if not issubclass(kind, SupervisedLoss):
         return kind(formulation)

@@ -1,4 +1,4 @@
-"""What numbers a net gives: frame coefficients by level, or nodal values, which are one level.
+"""The sizes of a net's outputs: frame coefficients by level, or nodal values as one level.
 
 B samples, N nodal values, Nhat frame coefficients.
 """
@@ -13,7 +13,7 @@ from fem_frames.operators.recursion import Prolongation
 
 
 def level_sizes(arrays: FrameArrays, nodal: bool) -> dict[str, tuple[int, ...]]:
-    """Of each family, how many numbers a net gives for every level; of nodal values, of each field."""
+    """The number of outputs per level for each family of frame functions, or for each field of nodal values."""
     if nodal:
         return {f.name: (len(f.free[-1]),) for f in arrays.fields}
     return {family.name: family.level_sizes for family in arrays.families}
@@ -26,7 +26,7 @@ def first_level(arrays: FrameArrays, nodal: bool) -> int:
 def prolongations(
     arrays: FrameArrays, nodal: bool, dtype: torch.dtype, device: torch.device
 ) -> dict[str, list[Prolongation]]:
-    """Of each family, P_j between the levels."""
+    """P_j between the levels, for each family."""
     if nodal:
         return {f.name: [] for f in arrays.fields}
     return {

@@ -1,9 +1,9 @@
 """The objective of one step: mean loss over a batch, its gradient, Gauss-Newton products, summed over all processes.
 
-All optimizers see the objective alone, so that precision, the number of processes and the size of the pieces that a
-batch is evaluated in are decided here and nowhere else.
+Optimizers see only the objective, so precision, the number of processes and the splitting of batches into pieces are
+decided here and nowhere else.
 
-B samples of all processes together, P parameters of the net, n numbers that it gives.
+B samples of all processes together, P parameters of the net, n outputs of the net.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from training.run.distributed import GradientMessage, World
 
 
 class Objective:
-    """θ to the mean loss of a batch, which `take` sets; calling it leaves the gradient at `weights.vector`.
+    """Maps θ to the mean loss of the batch that `take` sets; a call leaves the gradient in `weights.vector.grad`.
 
-    With a `micro_batch` this process's share of the batch is evaluated in pieces of at most so many samples, whose
-    losses and gradients are added: memory is that of a piece, the step the same up to rounding.
+    With `micro_batch`, this process's share of the batch is evaluated in pieces of at most that many samples, whose
+    losses and gradients are added: only one piece is in memory, and the step is the same up to rounding.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Objective:
     ) -> None:
         self.net, self.loss, self.weights, self.world = net, loss, weights, world or World()
         self.asked_to_stop = False
-        """Whether this process was asked to stop; the others learn it with its next gradient."""
+        """Whether this process was asked to stop; it tells the others with its next gradient."""
         self._inner = {name: p for name, p in net.named_parameters() if p.requires_grad}
         self._wide = accumulation_dtype(next(iter(self._inner.values())).dtype)
         self._half = self._wide != next(iter(self._inner.values())).dtype
@@ -54,16 +54,15 @@ class Objective:
         self._seed: tuple[int, ...] | None = None
 
     def take(self, batch: Batch, count: int, seed: tuple[int, ...] | None = None) -> None:
-        """This process's share of a batch of `count` samples.
+        """Sets this process's share of a batch of `count` samples.
 
-        With a `seed`, of net and loss that may draw random numbers, as dropout does: all evaluations of the batch draw
-        the same ones.
+        With a `seed`, net and loss draw the same random numbers, for dropout say, in all evaluations of the batch.
         """
         self._batch, self._pieces, self._count = batch, batch.pieces(self._micro_batch), count
         self._seed = seed
 
     def _answers(self, piece: Batch) -> Tensor:
-        """(B, n) of the net for a piece of the batch."""
+        """(B, n) the net's answers for a piece of the batch."""
         self._draw_as_before(piece)
         found: Tensor = self.net(piece.y)
         return found
@@ -74,29 +73,29 @@ class Objective:
             torch.manual_seed(int(np.random.SeedSequence((*self._seed, number)).generate_state(1)[0]))
 
     def __call__(self) -> Tensor:
-        """The mean loss, a number in the wide precision; outside half precision nothing waits for the device.
+        """The mean loss, a number in the wide precision; except in half precision nothing waits for the device.
 
-        It is NaN where a_y is not positive and finite for a sample of the batch.
+        It is NaN if a_y is not positive and finite for a sample of the batch.
         """
         self.weights.push()
         if not self._half:
             return self._evaluate(1 / self._count)
-        # In half precision the mean is taken last: divided by B before, gradients of single samples would vanish.
+        # Half precision divides by B last: gradients of single samples divided by B would underflow.
         loss = self._evaluate(self.weights.scale)
         if not self.weights.scales and not self.finite(loss):
-            loss = self._evaluate(1 / self._count)  # unless their sum is too large
+            loss = self._evaluate(1 / self._count)  # their sum overflows
         return loss
 
     @torch.enable_grad()
     def _evaluate(self, before: float) -> Tensor:
-        """With gradients of samples that are multiplied by `before` on the way back."""
+        """The mean loss; gradients of samples are multiplied by `before` in the backward pass."""
         gradient = self.weights.vector.grad
         assert gradient is not None
         factor = 1 / (before * self._count) if self._half else 1.0
         loss, tests = self._backward(self._pieces[0], before)
         self.weights.pull(factor)
         if len(self._pieces) > 1:
-            total = gradient.to(self._wide, copy=True)  # added in the wide precision, rounded once
+            total = gradient.to(self._wide, copy=True)  # sums are in the wide precision, rounded once
             for piece in self._pieces[1:]:
                 more, more_tests = self._backward(piece, before)
                 self.weights.pull(factor)
@@ -105,11 +104,11 @@ class Objective:
             gradient.copy_(total)
         loss = loss / self._count
         for test in tests:
-            loss = torch.where(test, loss, torch.nan)  # seen with the loss, by all processes
+            loss = torch.where(test, loss, torch.nan)  # the loss tells all processes
         return self._message.add(loss, gradient, self.asked_to_stop)
 
     def _backward(self, piece: Batch, before: float) -> tuple[Tensor, list[Tensor]]:
-        """The sum of losses, and tests of the coefficient that nobody has looked at; leaves gradients at the net."""
+        """The sum of losses and the postponed tests of a_y; leaves gradients in the net's parameters."""
         for p in self._inner.values():
             p.grad = None
         with unchecked() as tests:
@@ -119,7 +118,7 @@ class Objective:
         return losses.sum(), tests
 
     def finite(self, loss: Tensor) -> bool:
-        """Whether loss and gradient are finite: the one thing in a step that waits for the device."""
+        """Whether loss and gradient are finite; only this part of a step waits for the device."""
         if self._seen is None or self._seen[0] is not loss:
             assert self.weights.vector.grad is not None
             total = self.weights.vector.grad.sum(dtype=self._wide) + loss
@@ -128,7 +127,7 @@ class Objective:
 
     @property
     def stopping(self) -> bool:
-        """Whether any process was asked to stop before its last gradient: the same answer on all of them."""
+        """Whether any process was asked to stop before its last gradient; the same answer in all processes."""
         return self.asked_to_stop if self.world.size == 1 else self._message.stopping
 
     def gradient(self) -> Tensor:
@@ -137,15 +136,15 @@ class Objective:
         return self.weights.vector.grad.to(self._wide, copy=True)
 
     def gauss_newton(self) -> Callable[[Tensor], Tensor]:
-        """v ↦ 1/B Σ Jᵀ M_y J v for v (P,), J the derivative of the net, M_y the second one of the loss in w."""
+        """v ↦ 1/B Σ Jᵀ M_y J v for v (P,), with J the derivative of the net and M_y the curvature of the loss."""
         pieces, count = self._pieces, self._count
         self.weights.push()
         shapes = [p.shape for p in self._inner.values()]
-        # One piece is linearised once, several afresh in each product: memory is that of one piece.
+        # One piece is linearised once; several are linearised in each product, so only one is in memory.
         kept = self._linearised(pieces[0]) if len(pieces) == 1 else None
 
         def product(v: Tensor) -> Tensor:
-            size = v.norm()  # in half precision J v is computed for v of norm one
+            size = v.norm()  # normalised: J v must not overflow in half precision
             parts = (v / torch.where(size > 0, size, 1.0)).split([s.numel() for s in shapes])
             tangents = {
                 name: part.view(shape).to(p.dtype)
@@ -159,7 +158,7 @@ class Objective:
         return product
 
     def _linearised(self, piece: Batch) -> Callable[[dict[str, Tensor]], Tensor]:
-        """Tangents of the parameters to Σ Jᵀ M_y J times them (P,), summed over the samples of a piece."""
+        """Maps tangents v of the parameters to Σ Jᵀ M_y J v (P,), summed over the samples of a piece."""
         inner = list(self._inner.values())
         with torch.enable_grad(), unchecked():
             w = self._answers(piece)

@@ -1,4 +1,4 @@
-"""Solutions for ParaView and DOLFINx, and the net alone for other programs."""
+"""Writes solutions for ParaView and DOLFINx, and the net for other programs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def make_function(arrays: FrameArrays, values: Floats, name: str, comm: Any = No
 
 
 def check_format(path: Path, count: int = 1) -> None:
-    """A ValueError if `count` solutions cannot be written to the path."""
+    """Raises a ValueError if `count` solutions cannot be written to the path."""
     if path.suffix not in FORMATS:
         raise ValueError(f"cannot write {path}: the name must end in {', '.join(FORMATS)}")
     if count > 1 and path.suffix not in SERIES:
@@ -47,7 +47,7 @@ def check_format(path: Path, count: int = 1) -> None:
 
 
 def written_files(path: Path, count: int = 1) -> list[Path]:
-    """The files that `write_series` makes for `count` solutions; the one that names the others is the last."""
+    """The files that `write_series` makes for `count` solutions; the file that refers to the others comes last."""
     beside = [path.with_suffix(".h5")] if path.suffix == ".xdmf" else []
     if path.suffix == ".pvd":
         beside += [path.with_name(f"{path.stem}_{step:04d}.vtu") for step in range(count)]
@@ -57,16 +57,16 @@ def written_files(path: Path, count: int = 1) -> list[Path]:
 
 
 def write_fields(arrays: FrameArrays, fields: Mapping[str, Floats], path: Path) -> None:
-    """Fields of one solution on the finest mesh, at points (N,) or on cells (K, d)."""
+    """Writes the fields of one solution on the finest mesh, at points (N,) or on cells (K, d)."""
     write_series(arrays, [fields], None, path)
 
 
 def write_series(arrays: FrameArrays, steps: Sequence[Mapping[str, Floats]], y: Floats | None, path: Path) -> None:
-    """Fields of several solutions on the finest mesh, which ParaView shows as the times 0, 1, …; y (B, p) of each.
+    """Writes several solutions for y (B, p) on the finest mesh; ParaView shows them as the times 0, 1, ….
 
-    .xdmf, with an .h5 file beside it, by DOLFINx; .pvd, with a .vtu file beside it for each solution, or one .vtu or
-    .vtk file for one solution, by meshio. With several solutions a .json file tells the y of each time. Files take
-    their places when all of them are complete; if one cannot, those that were not there before are removed.
+    DOLFINx writes .xdmf with an .h5 file; meshio writes .pvd with one .vtu file per solution, or a single .vtu or .vtk
+    file. For several solutions a .json file lists the y of each time. The files are moved into place when all are
+    complete; if one cannot be moved, the new ones are removed.
     """
     check_format(path, len(steps))
     write = {".xdmf": _write_xdmf, ".pvd": _write_pvd}.get(path.suffix, _write_by_meshio)
@@ -94,13 +94,13 @@ def _write_xdmf(arrays: FrameArrays, steps: Sequence[Mapping[str, Floats]], path
         raise ValueError(f"cannot write {path.name}: {error.fact}; write a .vtu file instead") from error
     cells = arrays.levels[-1].cells
     least = arrays.points.nbytes + cells.nbytes + sum(values.nbytes for fields in steps for values in fields.values())
-    # Where a disk is full HDF5 prints forty lines, and ends the process later on: there must be room before.
+    # On a full disk HDF5 prints forty lines and later ends the process, so the space is checked first.
     with path.open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, 2 * least + 2**16)
     path.unlink()
     with quiet_libraries():
         door.write_xdmf_series(path, arrays.points, cells, steps)
-    if path.with_suffix(".h5").stat().st_size < least:  # DOLFINx does not tell
+    if path.with_suffix(".h5").stat().st_size < least:  # DOLFINx does not report it
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
@@ -129,7 +129,7 @@ def _write_by_meshio(arrays: FrameArrays, steps: Sequence[Mapping[str, Floats]],
 
 
 def export_net(net: FrameNet, parameters: int, path: Path) -> None:
-    """The net as a program of torch.export, or of ONNX, for any number of samples y in float32, or float64."""
+    """Writes the net as a program of torch.export or ONNX for any number of samples y in float32 or float64."""
     if path.suffix not in (".pt2", ".onnx"):
         raise ValueError(f"cannot write {path}: the name must end in .pt2 (torch.export) or .onnx")
     check_writable(path)
@@ -141,7 +141,7 @@ def export_net(net: FrameNet, parameters: int, path: Path) -> None:
     try:
         if path.suffix == ".pt2":
             program = torch.export.export(net, example, dynamic_shapes=shapes, strict=False)
-            made = io.BytesIO()  # where a file cannot be written, torch ends the process
+            made = io.BytesIO()  # torch ends the process if it cannot write a file
             torch.export.save(program, made)
             content = made.getvalue()
         else:
@@ -150,7 +150,7 @@ def export_net(net: FrameNet, parameters: int, path: Path) -> None:
                 import onnxscript  # noqa: F401
             except ImportError as error:
                 advice = "pip install onnx onnxscript; or write a .pt2 file"
-                raise ValueError(f"ONNX needs two packages more: {advice}") from error
+                raise ValueError(f"ONNX needs two more packages: {advice}") from error
             converted = torch.onnx.export(net, example, dynamic_shapes=shapes, dynamo=True, verbose=False)
             assert converted is not None
             with staging() as place:

@@ -1,7 +1,7 @@
-"""Parts of a run that are the user's own: a net, a loss, an optimizer, given to `train` in Python.
+"""Parts of a run that the user gives to `train` in Python: a net, a loss, an optimizer.
 
-Settings record them as "own", checkpoints and surrogates by the names of their classes too, for messages alone: a file
-never leads to an import, so the parts are given again when a run is resumed or its surrogate loaded.
+Settings record them as "own". Checkpoints and surrogates also record the names of their classes, but only for messages:
+a file never leads to an import, so the user gives the parts again to resume a run or load its surrogate.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
 class OwnPartError(ValueError):
-    """A net, loss or optimizer of the user's own is missing, superfluous or another one than before."""
+    """A user's net, loss or optimizer is missing, superfluous or different from before."""
 
 
 @dataclass(frozen=True, eq=False)
 class OwnParts:
-    """What `train` was given instead of names of nets, losses and optimizers."""
+    """The objects given to `train` instead of names of nets, losses and optimizers."""
 
     net: OwnModule | None = None
     loss: OwnFunction | type[Loss] | None = None
@@ -60,13 +60,13 @@ class OwnParts:
 
     @property
     def loss_kind(self) -> type[Loss] | None:
-        """The class of a loss of the user's own."""
+        """The class of the user's loss; None if there is none."""
         if self.loss is None:
             return None
         return self.loss if isinstance(self.loss, type) and issubclass(self.loss, Loss) else FunctionLoss
 
     def in_settings(self, configuration: Configuration) -> Configuration:
-        """The settings with the parts that are given; a rate that they leave open is the optimizer's."""
+        """The settings with "own" for the given parts, and the optimizer's rate if they have none."""
         for name in self.given:
             said = getattr(configuration, name)
             if said not in (getattr(Configuration(), name), OWN):
@@ -83,9 +83,9 @@ class OwnParts:
     def check_given(
         self, configuration: Configuration, folder: Path, names: Callable[[], Mapping[str, str]] | None = None
     ) -> None:
-        """A ValueError unless the parts that a configuration calls own are given, and no others.
+        """Raises a ValueError unless exactly the parts that a configuration calls "own" are given.
 
-        `names` finds those of the parts that a run was trained with, if it is resumed.
+        For a resumed run, `names` finds the names of the parts that it was trained with.
         """
         own, resume = [f.name for f in fields(self) if getattr(configuration, f.name) == OWN], names is not None
         for name in own:
@@ -114,12 +114,12 @@ class OwnParts:
             )
 
     def names(self, module: str | None, optimizer: torch.optim.Optimizer) -> dict[str, str]:
-        """Of each part that is given, the name of its class or function, for messages."""
+        """The name of the class or function of each given part, for messages."""
         found = {"net": module or "", "loss": own_name(self.loss), "optimizer": own_name(type(optimizer))}
         return {name: found[name] for name in self.given}
 
     def make_loss(self, formulation: Formulation, reference: ReferenceSolutions | None) -> Loss:
-        """The loss of the user's own over a formulation."""
+        """The user's loss over a formulation."""
         kind = self.loss_kind
         assert kind is not None
         if kind is FunctionLoss:
@@ -133,7 +133,7 @@ class OwnParts:
 
 
 def check_names(given: Mapping[str, str], saved: Mapping[str, Any], folder: Path) -> None:
-    """A ValueError if parts have other names than those that a run was trained with."""
+    """Raises a ValueError if parts have other names than in the run's checkpoint."""
     for name, value in given.items():
         if saved.get(name, value) != value:
             raise OwnPartError(
@@ -142,7 +142,7 @@ def check_names(given: Mapping[str, str], saved: Mapping[str, Any], folder: Path
 
 
 def make_optimizer(factory: OptimizerFactory, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimizer of the user's own for parameters, looked at before it is used."""
+    """The user's optimizer for parameters, checked before use."""
     with calling("your optimizer", factory, "a function from parameters to a torch optimizer is expected"):
         made = factory(parameters)
     if not isinstance(made, torch.optim.Optimizer):
@@ -150,21 +150,21 @@ def make_optimizer(factory: OptimizerFactory, parameters: list[nn.Parameter]) ->
     closure = inspect.signature(made.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise ValueError(
-            f"your optimizer {own_name(type(made))} evaluates the loss itself, several times in a step: use "
-            f"{option('optimizer', 'lbfgs')}, which does so, or one whose step needs no closure"
+            f"your optimizer {own_name(type(made))} evaluates the loss itself, several times per step: use "
+            f"{option('optimizer', 'lbfgs')}, which does so too, or one whose step needs no closure"
         )
     known = {id(p) for p in parameters}
     taken = [id(p) for group in made.param_groups for p in group["params"]]
     if set(taken) != known:
         raise ValueError(
             f"your optimizer {own_name(type(made))} takes {len(set(taken) & known)} of the {len(known)} parameters "
-            "that it is given: freeze the others in the module, requires_grad_(False)"
+            "given to it: freeze the others in the module, requires_grad_(False)"
         )
     return made
 
 
 def make_module(given: OwnModule, frame: Callable[[], Frame], seed: int) -> nn.Module:
-    """The module that was given, or that a function makes for the frame, where random weights follow from the seed."""
+    """The given module, or the module that a function makes for the frame; the seed determines its random weights."""
     if isinstance(given, nn.Module):
         return given
     with torch.random.fork_rng(devices=[]), calling("your function that makes the net", given):
@@ -176,7 +176,7 @@ def make_module(given: OwnModule, frame: Callable[[], Frame], seed: int) -> nn.M
 
 
 def check_module(module: nn.Module) -> None:
-    """A ValueError if there is nothing to train, or numbers that cannot be rounded to the precision of a run."""
+    """Raises a ValueError if a module has nothing to train, or complex numbers."""
     name = own_name(module)
     if not any(p.requires_grad for p in module.parameters()):
         raise OwnPartError(f"your net {name} has no parameters that require gradients: there is nothing to train")

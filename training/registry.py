@@ -1,4 +1,4 @@
-"""The losses and optimizers by name. Their names are known without torch, so that the command line can list them."""
+"""The losses and optimizers by name. The command line can list their names without importing torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The problem of a surrogate in its file, as tensors, numbers and texts, and a fingerprint to compare it by."""
+"""Saves the problem of a surrogate as tensors, numbers and texts, with a fingerprint to compare problems."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fem_frames.problem.loading import recorded_problem
 
 
 def problem_content(problem: Problem | None, arrays: FrameArrays) -> dict[str, Any]:
-    """What a file holds of the problem; nothing of built-in ones, which are made by name, or if it has functions."""
+    """The entry of a file for the problem; empty for built-in problems, found by name, and those with functions."""
     if problem is None or arrays.record.get("problem") in PROBLEMS:
         return {}
     description = describe_problem(problem, quadrature_points(arrays), arrays.regions)
@@ -27,9 +27,9 @@ def problem_content(problem: Problem | None, arrays: FrameArrays) -> dict[str, A
 
 
 def saved_problem(content: dict[str, Any], arrays: FrameArrays) -> Problem | None:
-    """The problem of a surrogate: built in, or as its file describes it; None where neither is known.
+    """The problem of a surrogate, built in or described in its file; None if it is neither.
 
-    A ValueError if the description is damaged.
+    Raises a ValueError if the description is damaged.
     """
     if arrays.record.get("problem") not in PROBLEMS and "problem" in content:
         description = _converted(content["problem"], Tensor, _as_array)
@@ -37,12 +37,12 @@ def saved_problem(content: dict[str, Any], arrays: FrameArrays) -> Problem | Non
         return described_problem(description, arrays.record, quadrature_points(arrays), arrays.points, lift)
     try:
         return recorded_problem(arrays.record)
-    except ValueError:  # solutions can be had without
+    except ValueError:  # solutions do not need the problem
         return None
 
 
 def fingerprint(exact: Formulation) -> list[float]:
-    """Losses that tell problems apart which are called the same: functions have no other identity."""
+    """Two losses that distinguish problems of the same name: functions have no other identity."""
     size, device = exact.frame.frame_size, exact.frame.device
     w = torch.linspace(-1, 1, size, dtype=torch.float64, device=device).expand(2, -1)
     y = torch.as_tensor(exact.problem.parameters.sample(2, 0), device=device)
@@ -62,4 +62,4 @@ def _as_tensor(array: np.ndarray) -> Tensor:
 
 def _as_array(tensor: Tensor) -> np.ndarray | None:
     ordinary = tensor.layout == torch.strided and tensor.dtype == torch.float64 and tensor.device.type == "cpu"
-    return tensor.detach().numpy() if ordinary else None  # which is no table
+    return tensor.detach().numpy() if ordinary else None  # None is refused as a table

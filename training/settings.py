@@ -1,4 +1,4 @@
-"""Settings that pydantic checks: how a setting is declared, and the one line that is said of a wrong value."""
+"""Declares settings that pydantic checks, with one-line messages for wrong values."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _EXPECTED = {
 C = TypeVar("C", bound=type)
 
 OWN = "own"
-"""Stands for a net, a loss or an optimizer that `train` is handed as an object."""
+"""Stands for a net, loss or optimizer that is given to `train` as an object."""
 Count = Annotated[int, Field(ge=1, lt=LARGE)]
 Size = Annotated[int, Field(ge=0, lt=LARGE)]
 Positive = Annotated[float, Field(gt=0)]
 
 
 def setting(default: Any, text: str, *, choices: Iterable[str] = (), own: bool = False, **options: Any) -> Any:
-    """A field with its help text and its choices, with `own` also OWN, which is not offered.
+    """A field with its help text and choices; `own` also allows OWN, which the command line does not offer.
 
-    A default that is a type is called.
+    If the default is a type, it is called.
     """
     given = {"default_factory": default} if isinstance(default, type) else {"default": default}
     extra: Any = {"choices": list(choices), "own": own}
@@ -54,7 +54,7 @@ class Setting(NamedTuple):
     own: bool
 
     def chosen(self, value: Any) -> Any:
-        """The value, or a ValueError if there are choices and it is none of them."""
+        """The value; raises a ValueError if it is not one of the choices."""
         if not self.choices or value is None or value in self.choices or (self.own and value == OWN):
             return value
         raise ValueError(f"{self.name} is {value!r}; choose from {', '.join(self.choices)}")
@@ -73,7 +73,7 @@ def declared(cls: Any) -> dict[str, Setting]:
 
 
 def one_line_errors(cls: C) -> C:
-    """The class, whose constructor says in one line what is wrong instead of pydantic's many."""
+    """The class with a constructor that reports errors in one line instead of pydantic's many."""
     construct = cls.__init__  # type: ignore[misc]
 
     @functools.wraps(construct)
@@ -88,13 +88,13 @@ def one_line_errors(cls: C) -> C:
 
 
 def _said(error: ValidationError, known: list[str]) -> str:
-    """The setting, its value and what is expected, of the first error."""
+    """The message for the first error: the setting, its value and the expected kind of value."""
     first = error.errors(include_url=False)[0]
     name, kind, context = ".".join(map(str, first["loc"])).removesuffix(".[key]"), first["type"], first.get("ctx", {})
     if kind == "unexpected_keyword_argument":
         close = difflib.get_close_matches(name, known, 1)
         return f"unknown setting {name!r}" + (f"; do you mean {close[0]}?" if close else "")
-    if kind == "value_error":  # of our own validators, which say all there is to say
+    if kind == "value_error":  # from the validators of Configuration, which give the whole message
         return str(context["error"])
     expected = first["msg"]
     if kind in _EXPECTED:

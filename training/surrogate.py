@@ -50,7 +50,7 @@ FRAME, NET = "frame.npz", "surrogate.pt"
 
 @dataclass(frozen=True, eq=False)
 class Improved:
-    """What `Surrogate.improve` found."""
+    """The result of `Surrogate.improve`."""
 
     w: Tensor  # (B, Nhat) frame coefficients
     values: dict[str, Tensor]  # of each field (B, N)
@@ -58,15 +58,15 @@ class Improved:
     iterations: Tensor  # (B,)
     relative: Tensor  # (B,) the bound relative to the norm of the solution, as `ErrorBound.relative`
     norm: ErrorNorm
-    """That of the bounds, and what the error is measured against."""
+    """The norm of the bounds, and the solution against which the error is measured."""
 
 
 class Surrogate:
-    """y to the solution, by a net and its frame, with a loss and an error bound that need no reference.
+    """Maps y to the solution by a net and its frame, with a loss and an error bound that need no reference.
 
-    Without its problem it still has solutions, but no losses and bounds. Its file is enough for problems that are
-    built in, or whose coefficient is a `ByRegion`, `Affine` or `ExpAffine` and whose source is a number; others are
-    given to `load`. See docs/surrogates.md.
+    Without its problem it has solutions, but no losses and bounds. Its file suffices for built-in problems, and for
+    those with a `ByRegion`, `Affine` or `ExpAffine` coefficient and a constant source; give other problems to `load`.
+    See docs/surrogates.md.
     """
 
     def __init__(
@@ -89,21 +89,21 @@ class Surrogate:
 
     @torch.no_grad()
     def __call__(self, y: npt.ArrayLike | Tensor) -> dict[str, Tensor]:
-        """Of each field, the values (B, N) at all points of the finest mesh, for y (B, p) or (p,)."""
+        """Nodal values (B, N) of each field on the finest mesh, for y (B, p) or (p,)."""
         raw = self.net(self._samples(y)).to(self._synthesis.dtype)
         nodal = raw if self.description.nodal else self._synthesis(raw)
         return self._coordinates.fields(nodal)
 
     @torch.no_grad()
     def coefficients(self, y: npt.ArrayLike | Tensor) -> Tensor:
-        """(B, Nhat) frame coefficients: the net in its own precision, then float64."""
+        """(B, Nhat) frame coefficients, computed in the net's precision and converted to float64."""
         w = self.net(self._samples(y)).to("cpu" if self.device.type == "mps" else self.device, torch.float64)
         return self._coordinates.coefficients(w) if self.description.nodal else w
 
     def at(self, points: npt.ArrayLike, y: npt.ArrayLike | Tensor) -> dict[str, Tensor]:
-        """Of each field, the values (B, n) at any points (n, d) of the domain, for y (B, p) or (p,); of σ (B, n, d).
+        """Values of each field at any points (n, d) of the domain, for y (B, p) or (p,): (B, n) for u, (B, n, d) for σ.
 
-        `surrogate.at([[0.5, 0.5]], y)["u"]` is the value in the middle of the unit square. In one dimension σ is P1
+        `surrogate.at([[0.5, 0.5]], y)["u"]` is the value in the middle of the unit square. In one dimension σ is in P1
         like u and has values (B, n).
         """
         return values_at(self.arrays, self(y), points)
@@ -112,8 +112,8 @@ class Surrogate:
     def flux(self, y: npt.ArrayLike | Tensor) -> Tensor:
         """(B, K, d) the flux on every finest cell, in float64.
 
-        (E): a_y ∇u with the mean of a_y over the cell. Its normal components jump between cells, so it has no
-        divergence in L2. (LS): the discrete σ at the centres of cells, which is in H(div).
+        For (E) it is a_y ∇u with the mean of a_y over the cell. Its normal components jump between cells, so it has no
+        divergence in L2. For (LS) it is the discrete σ, which is in H(div), at the centres of cells.
         """
         if has_flux(self.arrays):
             return torch.as_tensor(flux_at_centres(self.arrays, as_arrays(self(y))[FLUX]))
@@ -132,15 +132,15 @@ class Surrogate:
         return error_bound(self.formulation, self.coefficients(y), self._exact_samples(y), norm)
 
     def certify(self, y: npt.ArrayLike | Tensor, norm: str | None = None) -> ErrorBound:
-        """The bounds of `error_bound`, relative ones too, and the norm that they are in."""
+        """The bounds of `error_bound`, absolute and relative, with their norm."""
         return certify(self.formulation, self.coefficients(y), self._exact_samples(y), norm)
 
     def improve(
         self, y: npt.ArrayLike | Tensor, tol: float, max_iterations: int = 1000, norm: str | None = None
     ) -> Improved:
-        """Conjugate gradients in frame coordinates, from the net's answer, until the error bound is below tol.
+        """Improves the net's answer by conjugate gradients in frame coordinates until the error bound is below tol.
 
-        `norm` is that of the bound, as in `error_bound`.
+        `norm` chooses the norm of the bound, as in `error_bound`.
         """
         if not isinstance(tol, numbers.Real) or not 0 < tol < float("inf"):
             raise ValueError(f"tol is {tol!r}; a positive bound for the error is expected")
@@ -149,7 +149,7 @@ class Surrogate:
         start = self.coefficients(y)
 
         def good(correction: Tensor) -> Tensor:
-            with unchecked():  # all data are looked at below: iterations wait for the device only to know when to end
+            with unchecked():  # data are checked below: iterations wait for the device only to know when to stop
                 return error_bound(exact, start + correction, samples, norm) <= tol
 
         found = conjugate_gradients(
@@ -174,16 +174,16 @@ class Surrogate:
         return result
 
     def to(self, precision: str | None = None, device: torch.device | str | None = None) -> Surrogate:
-        """The same surrogate with its net rounded to another precision, or on another device, or both.
+        """The same surrogate with its net rounded to another precision, moved to another device, or both.
 
-        Precisions are float16, bfloat16, float32 and float64.
+        The precisions are float16, bfloat16, float32 and float64.
         """
         dtype = check_dtype(self.description.precision if precision is None else precision)
         description = replace(self.description, precision=str(dtype).removeprefix("torch."))
         net = description.copied(self.net, self.arrays, self.device if device is None else check_device(device))
         return Surrogate(net, description, self.arrays, self._problem, self.record)
 
-    # ---- what it consists of
+    # ---- parts
 
     @property
     def problem(self) -> Problem:
@@ -197,8 +197,8 @@ class Surrogate:
 
     @cached_property
     def formulation(self) -> Formulation:
-        """In float64: what judges the net must not round."""
-        device = "cpu" if self.device.type == "mps" else self.device  # no float64 there
+        """The formulation in float64, so that rounding does not affect losses and bounds."""
+        device = "cpu" if self.device.type == "mps" else self.device  # mps has no float64
         made = make_formulation(Frame.from_arrays(self.arrays, torch.float64, device), self.problem)
         known = self.record.get("fingerprint")
         if known is not None and not np.allclose(fingerprint(made), known, rtol=1e-8, atol=0):
@@ -218,7 +218,7 @@ class Surrogate:
         return Coordinates(self.arrays)
 
     def _samples(self, y: npt.ArrayLike | Tensor) -> Tensor:
-        """y as the net takes it."""
+        """y as a tensor for the net."""
         dtype = torch.float32 if self.device.type == "mps" else torch.float64
         return torch.as_tensor(self._checked(y)).to(self.device, dtype)
 
@@ -242,14 +242,14 @@ class Surrogate:
     # ---- files and other programs
 
     def save(self, folder: str | Path) -> None:
-        """Writes frame and net into a folder, which is made if need be."""
+        """Writes frame and net into a folder, which is created if it does not exist."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         self.arrays.save(folder / FRAME)
         self.save_net(folder)
 
     def save_net(self, folder: Path) -> None:
-        """Writes the net beside a frame that is there already."""
+        """Writes the net into a folder that has the frame already."""
         if self._problem is not None:
             self.record["fingerprint"] = fingerprint(self.formulation)
         content = {
@@ -268,24 +268,24 @@ class Surrogate:
         device: torch.device | str = "cpu",
         net: OwnModule | None = None,
     ) -> Surrogate:
-        """Reads what `save` wrote.
+        """Reads a surrogate from a folder of `save`.
 
-        `problem` is needed for losses and bounds if the file cannot hold it: problems with a `Pointwise` coefficient or
-        a source that is a function, unless they are built in. `net` is needed if it was one of your own: the module, or
-        the function that makes it, as given to `train`. The module itself stays as it is, a copy takes the weights.
+        Losses and bounds need `problem` if the file cannot hold it: if it is not built in and has a `Pointwise`
+        coefficient or a source that is a function. A net of your own needs `net`: the module, or the function that
+        makes it, as given to `train`. The module itself stays unchanged; a copy gets the weights.
         """
         folder = Path(folder)
         is_there(folder)
         if not (folder / NET).is_file():
             if (folder / "failure.json").exists():
                 raise ValueError(
-                    f"{folder} holds a run that could not go on, so there is no surrogate; failure.json in it says why"
+                    f"{folder} holds a run that failed, so there is no surrogate; failure.json in it says why"
                 )
             if (folder / "configuration.toml").exists():
                 end = either(f"fem-frames train --out {folder} --resume", f"train(None, {str(folder)!r}, resume=True)")
                 more = either("--problem", "problem=…")
                 raise ValueError(
-                    f"{folder} holds no surrogate yet: `{end}` ends the run, with {more} for a problem of your own"
+                    f"{folder} holds no surrogate yet: `{end}` finishes the run, with {more} for a problem of your own"
                 )
             make = either(f"fem-frames train --out {folder} …", f"train(configuration, {str(folder)!r})")
             raise ValueError(f"{folder} holds no surrogate; `{make}` makes one")
@@ -317,9 +317,9 @@ class Surrogate:
         return cls(made, description, arrays, problem, content.get("record"))
 
     def to_function(self, y: npt.ArrayLike | Tensor, field: str = "u", comm: Any = None) -> Any:
-        """A DOLFINx function on the finest mesh, for one y; on all ranks of comm, by default this process alone.
+        """A DOLFINx function on the finest mesh for one y, on all ranks of comm; by default on this process alone.
 
-        A flux in RT0 comes as constant vectors on cells, its values at their centres.
+        A flux in RT0 becomes a constant vector per cell, its value at the centre.
         """
         values = {name: value[0] for name, value in self._values(y).items()}
         if len(self._checked(y)) != 1:
@@ -329,10 +329,10 @@ class Surrogate:
         return make_function(self.arrays, values[field], field, comm)
 
     def write(self, y: npt.ArrayLike | Tensor, path: str | Path, flux: bool = False) -> None:
-        """All fields for ParaView: for one y as .xdmf, .vtu, .vtk or .pvd, for several as a series in .xdmf or .pvd.
+        """Writes all fields for ParaView: one y as .xdmf, .vtu, .vtk or .pvd, several as a series in .xdmf or .pvd.
 
-        The samples of a series are its times 0, 1, …; a .json file beside it tells their y. `flux` adds a_y ∇u where
-        the flux is no field already.
+        The samples of a series are its times 0, 1, …; a .json file next to it lists their y. `flux` adds a_y ∇u unless
+        the flux is a field already.
         """
         samples, path = self._checked(y), Path(path)
         check_format(path, len(samples))
@@ -341,10 +341,10 @@ class Surrogate:
         write_series(self.arrays, steps, samples, path)
 
     def plot(self, y: npt.ArrayLike | Tensor, path: str | Path | None = None, flux: bool = False) -> Figure:
-        """The picture of all fields for one or several y, a matplotlib figure, saved too if there is a path.
+        """Draws all fields for one or several y as a matplotlib figure, and saves it if there is a path.
 
-        One and two dimensions; solutions in space are written for ParaView instead. `flux` adds a_y ∇u where the flux
-        is no field already. pyplot and its backend are left alone.
+        This works in one and two dimensions; use `write` and ParaView in three. `flux` adds a_y ∇u unless the flux is
+        a field already. pyplot and its backend stay unchanged.
         """
         samples, path = self._checked(y), None if path is None else Path(path)
         check_plot(path)
@@ -353,11 +353,11 @@ class Surrogate:
         return plot_solutions(self.arrays, self._values(samples, flux), samples, path, title)
 
     def export(self, path: str | Path) -> None:
-        """The net alone, y to frame coefficients, for programs without fem-frames: .pt2 (torch.export) or .onnx."""
+        """Writes the net, y to frame coefficients, for programs without fem-frames: .pt2 (torch.export) or .onnx."""
         export_net(self.net, self.description.parameters, Path(path))
 
     def _values(self, y: npt.ArrayLike | Tensor, flux: bool = False) -> dict[str, Floats]:
-        """Of each field, values at points (B, N) or on cells (B, K, d), with a_y ∇u if it is wanted and no field."""
+        """Values of each field at points (B, N) or on cells (B, K, d); `flux` adds a_y ∇u unless it is a field."""
         found = values_of(self.arrays, as_arrays(self(y)))
         if flux and not has_flux(self.arrays):
             found["flux"] = self.flux(y).cpu().numpy()
@@ -365,7 +365,7 @@ class Surrogate:
 
 
 def _check_saved(content: Mapping[str, Any]) -> None:
-    """A ValueError unless what comes with the weights has the types that `save_net` gave it."""
+    """Raises a ValueError unless the record has the types that `save_net` writes."""
     record = content.get("record")
     known = record.get("fingerprint") if isinstance(record, dict) else []
     if not isinstance(record, dict) or not isinstance(known, list | None):

@@ -1,4 +1,4 @@
-"""Files of tensors: written whole or not at all, read without executing what is in them."""
+"""Files of tensors: written completely or not at all, and read without executing their content."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def save_tensors(path: str | Path, kind: str, version: int, content: Mapping[str
 
 
 def load_tensors(path: str | Path, kind: str, version: int) -> dict[str, Any]:
-    """What `save_tensors` wrote; anything else, damaged files too, is refused. Nothing in the file is executed."""
+    """Reads a file of `save_tensors`; refuses any other or damaged file. Nothing in the file is executed."""
     path = check_file(path)
     try:
         with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()  # torch does not look at the checksums
+            damaged = archive.testzip()  # torch does not check the checksums
         if damaged is not None:
             raise ValueError(f"the checksum of {damaged} is wrong")
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever unpickling meets
+    except Exception as error:  # unpickling may raise anything
         why = str(error).strip().split("\n")[0] or one_line(error)
         raise ValueError(f"{path} is no {kind}, or it is cut short or damaged: {why}") from error
     if not isinstance(content, dict) or content.get("format") != kind:
@@ -41,19 +41,19 @@ def load_tensors(path: str | Path, kind: str, version: int) -> dict[str, Any]:
 
 
 def are_weights(value: Any) -> bool:
-    """Whether it is an ordinary tensor of finite numbers."""
+    """Whether the value is an ordinary tensor of finite numbers."""
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided or not value.is_floating_point():
         return False
     return bool(torch.isfinite(value).all())
 
 
 def are_plain_tensors(values: Iterable[Any]) -> bool:
-    """Whether all are ordinary tensors: modules of users may keep counts, masks and infinities beside their weights."""
+    """Whether all are ordinary tensors: users' modules may keep counts, masks and infinities beside their weights."""
     return all(isinstance(value, torch.Tensor) and value.layout == torch.strided for value in values)
 
 
 def is_plain(value: Any) -> bool:
-    """Whether it is tensors, numbers and texts in lists and dictionaries, as `load_tensors` reads them again."""
+    """Whether the value consists of tensors, numbers and texts in lists and dictionaries that `load_tensors` reads."""
     if isinstance(value, dict):
         return all(map(is_plain, value.keys())) and all(map(is_plain, value.values()))
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""The optimizers behind one call, with the paper's settings for every precision as defaults."""
+"""One interface to all optimizers, with the paper's settings for every precision as defaults."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from training.tensor_files import is_plain
 
 @dataclass(frozen=True, eq=False)
 class StepResult:
-    """What one step did."""
+    """The result of one step."""
 
     loss: Tensor
     finite: bool = True
-    """Whether loss and gradients were finite; if not, the parameters are those from before the step."""
+    """Whether loss and gradients were finite; if not, the step left the parameters unchanged."""
     reason: str | None = None
-    """Why an optimizer stopped early."""
+    """The reason if the optimizer stopped early."""
     moved: bool = True
 
 
@@ -52,14 +52,14 @@ class Stepper:
             group["lr"] = rate
 
     def load(self, saved: dict[str, Any]) -> None:
-        """The state of the optimizer as saved before."""
+        """Restores the saved state of the optimizer."""
         load_optimizer(self.optimizer, saved)
 
 
 class LineSearchStepper(Stepper):
-    """Takes steps by an optimizer that evaluates the objective itself, several times a step.
+    """Takes steps by an optimizer that evaluates the objective itself, several times per step.
 
-    Where it ends in numbers that are not finite, its history is dropped and the parameters are those from before.
+    If a step ends in numbers that are not finite, the parameters are restored and the optimizer's history is dropped.
     """
 
     def __call__(self, objective: Objective) -> StepResult:
@@ -75,7 +75,7 @@ class LineSearchStepper(Stepper):
             with torch.no_grad():
                 for p, saved in zip(parameters, before, strict=True):
                     p.copy_(saved)
-            self.optimizer.state.clear()  # a history with such numbers in it spoils all that follows
+            self.optimizer.state.clear()  # a history with such numbers spoils all later steps
             reason = f"the line search failed: it left the range of {parameters[0].dtype}"
             return StepResult(first.loss, reason=reason, moved=False)
         assert isinstance(self.optimizer, LBFGS | NGD)
@@ -83,9 +83,9 @@ class LineSearchStepper(Stepper):
 
 
 class OwnStepper(Stepper):
-    """Takes steps by an optimizer of the user's own, which sees the parameters in the shapes that they have in the net.
+    """Takes steps by a user's optimizer, which sees the parameters in their shapes in the net.
 
-    The schedule sets the rate of its first group of parameters, and those of others in proportion.
+    The schedule sets the rate of its first group of parameters; the rates of other groups stay in proportion.
     """
 
     def __init__(self, factory: OptimizerFactory, weights: Weights) -> None:
@@ -99,7 +99,7 @@ class OwnStepper(Stepper):
 
     def __call__(self, objective: Objective) -> StepResult:
         for p, gradient in zip(self._pieces, self._gradients, strict=True):
-            p.grad = gradient  # it may have been dropped by the step before
+            p.grad = gradient  # the previous step may have dropped it
         outcome = super().__call__(objective)
         if not self._looked and outcome.finite:
             self._looked = True
@@ -114,7 +114,7 @@ class OwnStepper(Stepper):
                 group["lr"] = rate * factor
 
     def load(self, saved: dict[str, Any]) -> None:
-        """The state as saved before, in its precision; a ValueError for settings that are not its own."""
+        """Restores the saved state in its precision; raises a ValueError if the optimizer's settings differ."""
         own = [{k: v for k, v in g.items() if k not in _NOT_COMPARED} for g in self.optimizer.param_groups]
         self.optimizer.load_state_dict(saved)
         for group, settings in zip(self.optimizer.param_groups, own, strict=True):
@@ -127,7 +127,7 @@ class OwnStepper(Stepper):
             state = self.optimizer.state.get(p, {})
             for name, value in saved["state"].get(number, {}).items():
                 if isinstance(state.get(name), Tensor) and state[name].dtype != value.dtype:
-                    state[name] = value.to(state[name].device)  # torch rounds it to the precision of the parameters
+                    state[name] = value.to(state[name].device)  # torch has rounded it to the parameters' dtype
 
     def _check(self) -> None:
         name = own_name(type(self.optimizer))
@@ -146,7 +146,7 @@ class OwnStepper(Stepper):
 
 
 _NOT_COMPARED = ("params", "lr", "initial_lr", "fused", "foreach", "capturable")
-"""The rate is set by the schedule; how steps are computed depends on the device, which may be another."""
+"""The schedule sets the rate; the other entries depend on the device, which may have changed."""
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -156,7 +156,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def _seen(loss: Tensor, parameters: list[nn.Parameter], before: list[Tensor]) -> tuple[bool, bool]:
-    """Whether loss and parameters are finite, and whether a parameter has changed: one wait for the device."""
+    """Whether loss and parameters are finite, and whether a parameter has changed; waits for the device only once."""
     finite = torch.stack([torch.isfinite(loss), *(torch.isfinite(p).all() for p in parameters)]).all()
     moved = torch.stack([(p != saved).any() for p, saved in zip(parameters, before, strict=True)]).any()
     found = torch.stack([finite, moved]).tolist()
@@ -164,11 +164,11 @@ def _seen(loss: Tensor, parameters: list[nn.Parameter], before: list[Tensor]) ->
 
 
 class _NotFiniteError(Exception):
-    """Loss or gradient are not finite where the step begins."""
+    """Loss or gradient are not finite at the beginning of the step."""
 
 
 class _First:
-    """The objective, with a look at its first value."""
+    """The objective; it keeps its first value and raises _NotFiniteError if this is not finite."""
 
     def __init__(self, objective: Objective) -> None:
         self._objective = objective
@@ -181,18 +181,18 @@ class _First:
             self.loss = loss
             if not self._objective.finite(loss):
                 raise _NotFiniteError
-        return torch.where(torch.isnan(loss), torch.inf, loss)  # a search that meets NaN goes further, not back
+        return torch.where(torch.isnan(loss), torch.inf, loss)  # line searches step back from inf, but not from NaN
 
 
 @dataclass(frozen=True)
 class OptimizerKind:
-    """An optimizer that a run may name."""
+    """An optimizer that settings can name."""
 
     rate: float
-    """Its first learning rate, unless another is given."""
+    """The default of the first learning rate."""
     make: Callable[[Weights, Precision, float], torch.optim.Optimizer]
     line_search: bool = False
-    """It searches along a line, has no schedule, and wants batches that do not change inside a step."""
+    """Whether it searches along a line: then it has no schedule, and needs the same batch throughout a step."""
 
 
 ADAM_KIND = OptimizerKind(
@@ -232,7 +232,7 @@ LINE_SEARCH = tuple(name for name, kind in OPTIMIZERS.items() if kind.line_searc
 def make_stepper(
     name: str, weights: Weights, precision: Precision, rate: float, own: OptimizerFactory | None = None
 ) -> Stepper:
-    """The optimizer of this name, or the user's own."""
+    """The stepper for the optimizer with this name, or for the user's own."""
     if own is not None:
         return OwnStepper(own, weights)
     kind = OPTIMIZERS.find(name)
@@ -240,7 +240,7 @@ def make_stepper(
 
 
 def _state_shapes(optimizer: torch.optim.Optimizer, vector: Tensor) -> dict[str, torch.Size]:
-    """Of what an optimizer keeps, as far as it is tensors; L-BFGS looks at its own."""
+    """The shapes of the tensors in an optimizer's state; L-BFGS checks its own."""
     whole = vector.shape
     if isinstance(optimizer, torch.optim.Adam):
         return {"step": torch.Size(), "exp_avg": whole, "exp_avg_sq": whole}
@@ -251,7 +251,7 @@ def _state_shapes(optimizer: torch.optim.Optimizer, vector: Tensor) -> dict[str,
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """Its state as saved before; a ValueError for settings or state that are not its own."""
+    """Restores the saved state; raises a ValueError if settings or state do not fit the optimizer."""
     (group,) = optimizer.param_groups
     own = {name: value for name, value in group.items() if name != "params"}
     groups = saved.get("param_groups")
@@ -259,8 +259,8 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> N
         raise ValueError("there is no state of an optimizer for one vector of parameters")
     optimizer.load_state_dict(saved)
     (group,) = optimizer.param_groups
-    group["lr"] = own.pop("lr")  # of the schedule, or as configured
-    for name in {"fused", "foreach"} & set(own):  # how, not what: it depends on the device, which may be another
+    group["lr"] = own.pop("lr")  # from the schedule or the settings
+    for name in {"fused", "foreach"} & set(own):  # these depend on the device, which may have changed
         group[name] = own[name]
     for name, value in own.items():
         found = group.setdefault(name, value)
@@ -269,19 +269,19 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> N
     (vector,) = group["params"]
     state = optimizer.state.get(vector, {})
     if not isinstance(state, dict):
-        raise ValueError("the state of the optimizer is none")
+        raise ValueError("the state of the optimizer is not a dictionary")
     for name, shape in _state_shapes(optimizer, vector).items() if state else ():
         if getattr(state.get(name), "shape", None) != shape:
             raise ValueError(f"{name} of the optimizer does not fit {len(vector)} parameters")
 
 
 def cosine_rate(epoch: float, period: float, rate: float, minimum: float) -> float:
-    """The paper's η_t up to T_max, then its minimum: the formula as printed would rise again."""
+    """The paper's η_t up to T_max and its minimum afterwards, where the printed formula would rise again."""
     if epoch >= period:
         return minimum
     return minimum + 0.5 * (rate - minimum) * (1 + math.cos(math.pi * epoch / period))
 
 
 def _fused(vector: Tensor) -> bool:
-    """One pass over parameters and state instead of ten, where torch has it."""
+    """Whether torch has fused kernels, which pass over parameters and state once instead of ten times."""
     return vector.device.type in ("cpu", "cuda") and vector.dtype != torch.bfloat16

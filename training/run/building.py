@@ -1,4 +1,4 @@
-"""What a run consists of, made from its configuration, or taken from its folder where it is there already."""
+"""Makes the parts of a run from its configuration, or loads them from its folder if they exist."""
 
 from __future__ import annotations
 
@@ -46,13 +46,12 @@ Say = Callable[[str], None]
 
 
 def choose_device(name: str | None) -> torch.device:
-    """The device asked for, or the best there is; under torchrun every process has a GPU of its own.
+    """The given device, or the best available one; under torchrun every process has its own GPU.
 
-    Where GPUs are, but not one for each process, or the one of this process does not work, that is an error: the CPU
-    would be slower without a word.
+    Under torchrun, too few GPUs or a GPU that does not work are an error: the CPU would silently be slower.
     """
     rank = os.environ.get("LOCAL_RANK")
-    gpus = torch.cuda.device_count()  # opens none of them
+    gpus = torch.cuda.device_count()  # initialises none of them
     if name == "cuda" or (name is None and gpus):
         own = "cuda" if rank is None else f"cuda:{rank}"
         if rank is not None:
@@ -69,7 +68,7 @@ def choose_device(name: str | None) -> torch.device:
 
 
 def _check_processes(gpus: int) -> None:
-    """A ValueError, in all processes of this machine alike, unless each of them can have a GPU."""
+    """Raises a ValueError in all processes of this machine unless there is a GPU for each."""
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if 0 < gpus < processes:
         raise ValueError(
@@ -79,7 +78,7 @@ def _check_processes(gpus: int) -> None:
 
 
 def _fault(device: str) -> str | None:
-    """What goes wrong on a device with the product that frames are made of, if anything does."""
+    """Tries the sparse product of frames on a device; returns the error, or None if the product is correct."""
     rows = SparseMatrix.from_entries([0, 1], [1, 0], [1.0, 2.0], (2, 2))
     try:
         product = SparseProduct(rows, torch.float32, torch.device(device))(torch.eye(2, device=device)).cpu()
@@ -90,10 +89,10 @@ def _fault(device: str) -> str | None:
 
 
 def problem_of(c: Configuration, folder: Path) -> Problem:
-    """The problem that a configuration names, or that of its frame."""
+    """The problem that a configuration names, or the problem of its frame."""
     record: Mapping[str, Any] = {}
     if c.frame is not None:
-        own = folder / FRAME  # the file it was copied from may have moved since
+        own = folder / FRAME  # the original file may have moved since
         record = FrameArrays.load(own if own.exists() else c.frame).record
     if c.problem:
         try:
@@ -112,7 +111,7 @@ def problem_of(c: Configuration, folder: Path) -> Problem:
 
 
 def make_frame(c: Configuration, problem: Problem, folder: Path, world: World) -> FrameArrays:
-    """The frame of the run, exported or copied into its folder by the first process."""
+    """The frame of the run; the first process exports it or copies it into the run's folder."""
     path = folder / FRAME
     if world.leads and not path.exists():
         if c.frame:
@@ -122,7 +121,7 @@ def make_frame(c: Configuration, problem: Problem, folder: Path, world: World) -
             from fem_frames.mesh.hierarchy import MeshHierarchy
 
             assert c.levels is not None
-            formulation_class(c.formulation or "energy")  # known only now that the problem's file was loaded
+            formulation_class(c.formulation or "energy")  # the problem's file may define it
             hierarchy = MeshHierarchy.from_problem(problem, c.levels)
             arrays = export_frame(hierarchy, problem, c.formulation or "energy", c.first_level)
         if c.formulation not in (None, arrays.formulation):
@@ -133,12 +132,12 @@ def make_frame(c: Configuration, problem: Problem, folder: Path, world: World) -
 
 
 def check_sizes(c: Resolved, arrays: FrameArrays, problem: Problem) -> None:
-    """A ValueError if net, batch or test set need more memory than there is, told before they are made."""
+    """Raises a ValueError before net, batch or test set are made if they need more memory than there is."""
     size = DTYPES[c.precision].itemsize
     if c.net != OWN:
         net = describe_net(c, problem)
         count, modules = net.count(arrays), c.blocks * sum(map(len, level_sizes(arrays, net.nodal).values()))
-        # Parameters, gradient, and what the optimizer keeps of both; Python's objects for every block.
+        # Parameters, gradient and the optimizer's state, and Python objects for every block.
         needed = 4.0 * count * size + 1e4 * modules
         check_memory(f"a net of {count:.3g} parameters", needed, "use fewer blocks or levels")
     states = len(arrays.volumes) * state_size(arrays)
@@ -179,7 +178,7 @@ def make_run_loss(
     world: World,
     say: Say,
 ) -> Loss:
-    """The loss; for a supervised one the training set is solved first."""
+    """The loss of the run; a supervised loss needs the training set solved first."""
     reference = None
     if (parts.loss_kind or loss_kind(c.loss)).supervised:
         assert isinstance(samples, FixedSamples)
@@ -196,9 +195,9 @@ def make_run_loss(
 def make_surrogate(
     c: Resolved, parts: OwnParts, loss: Loss, problem: Problem, world: World, resumed: bool
 ) -> Surrogate:
-    """The surrogate before training, whose net gives what the loss takes.
+    """The surrogate before training, with a net that fits the loss.
 
-    Its weights are random, those that the user's module has, or those of the run to start from.
+    Its weights are random, or come from the user's module or the run to start from.
     """
     frame = loss.formulation.frame
     arrays, description = frame.arrays, describe_net(c, problem, loss.nodal)
@@ -219,9 +218,9 @@ def make_surrogate(
 
 
 def _try(net: FrameNet, loss: Loss, c: Configuration, problem: Problem) -> None:
-    """A ValueError if a net or loss of the user's own does not give what is expected, found with two samples.
+    """Raises a ValueError if a user's net or loss fails on two samples.
 
-    The net is evaluated as in queries, so that what it counts or averages in training begins with the first step.
+    The net is in evaluation mode, so that its counts and averages begin with the first training step.
     """
     if not isinstance(net, OwnNet) and not isinstance(loss, FunctionLoss):
         return
@@ -243,7 +242,7 @@ def _try(net: FrameNet, loss: Loss, c: Configuration, problem: Problem) -> None:
             torch.func.jvp(
                 lambda p: torch.func.functional_call(net, {**p, **others}, (y,)), (parameters,), (parameters,)
             )
-        except Exception as error:  # as of batch norm, which changes its averages on the way
+        except Exception as error:  # such as batch norm, which updates its averages
             raise ValueError(
                 f"the optimizer ngd needs derivatives that your net {net.module_name} does not have: use adam, soap or "
                 f"lbfgs ({one_line(error)})"
@@ -251,12 +250,12 @@ def _try(net: FrameNet, loss: Loss, c: Configuration, problem: Problem) -> None:
 
 
 def hint_of_start(c: Configuration, arrays: FrameArrays, problem: Problem, nodal: bool) -> str | None:
-    """What to try where prolonged nets see y through fewer numbers than it has."""
+    """Advice if a prolonged net starts on a level with fewer degrees of freedom than parameters; None otherwise."""
     if c.net == OWN or not NETS[c.net].prolonged or nodal:
         return None
     p, first, sizes = problem.parameters.dimension, arrays.first_level, level_sizes(arrays, nodal=False)
     start = first if c.start_level is None else c.start_level
-    # Of each family: how many numbers its nets start with, on the first level from there on that has any.
+    # For each family, its number of functions on the first level from `start` that has any.
     begins = {name: next(filter(None, own[start - first :])) for name, own in sizes.items()}
     name = min(begins, key=lambda name: begins[name])
     levels = [min(level) for level in zip(*sizes.values(), strict=True)]
@@ -270,7 +269,7 @@ def hint_of_start(c: Configuration, arrays: FrameArrays, problem: Problem, nodal
 
 
 def solved(path: Path, y: Floats, name: str, exact: Formulation, say: Say) -> ReferenceSolutions:
-    """The reference solutions in the file, solved for y (B, p) if they are not there; `exact` in float64."""
+    """The reference solutions for y (B, p) from the file, solved first if it does not exist; `exact` is in float64."""
     if not path.exists():
         start = time.perf_counter()
         made = reference_solutions(exact, y)
@@ -281,7 +280,7 @@ def solved(path: Path, y: Floats, name: str, exact: Formulation, say: Say) -> Re
     if not np.array_equal(found.y, y):
         raise ValueError(
             f"{path} holds solutions for other samples than those of this problem; is it the problem of the run? "
-            "Otherwise remove the file, it will be made again"
+            "Otherwise remove the file: it will be made again"
         )
     check_reference(exact, found)
     return found

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not at all, read without executing what is in them, the last two and the best kept."""
+"""Checkpoints are written completely or not at all and read without executing them; the last two and the best stay."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ CONTENT: dict[str, Any] = {
     "random": torch.Tensor,
     "fingerprint": list,
 }
-"""What a checkpoint of a run has in it."""
+"""The names and types of a checkpoint's entries."""
 
 
 def link_whole(source: Path, target: Path) -> None:
-    """Gives a file that is never changed a second name, in place of what had it before."""
+    """Gives a file, which must never change, a second name, and replaces the previous file with that name."""
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     part.unlink(missing_ok=True)
     try:
@@ -44,7 +44,7 @@ def link_whole(source: Path, target: Path) -> None:
 
 
 def check_content(content: Mapping[str, Any], last_step: int) -> None:
-    """A ValueError unless it is the content of a checkpoint of a run of `last_step` steps."""
+    """Raises a ValueError unless the content is a checkpoint of a run of `last_step` steps."""
     for name, kind in CONTENT.items():
         if name not in content:
             raise ValueError(f"the checkpoint lacks {name}")
@@ -56,13 +56,13 @@ def check_content(content: Mapping[str, Any], last_step: int) -> None:
         raise ValueError("the fingerprint of the checkpoint has no numbers")
     own = content["configuration"].get("net") == OWN
     if not (are_plain_tensors if own else _are_weights)(content["net"].values()):
-        raise ValueError("weights of the checkpoint are no finite numbers")
+        raise ValueError("weights of the checkpoint are not finite numbers")
     if not isinstance(content.get("own", {}), dict):
-        raise ValueError("the names of your own parts in the checkpoint are none")
+        raise ValueError("the checkpoint has no valid names of your own parts")
     try:
         json.dumps(content["configuration"])
     except (TypeError, ValueError) as error:
-        raise ValueError(f"the configuration of the checkpoint is none: {error}") from error
+        raise ValueError(f"the configuration of the checkpoint is not valid: {error}") from error
 
 
 def _are_weights(values: Iterable[Any]) -> bool:
@@ -70,7 +70,7 @@ def _are_weights(values: Iterable[Any]) -> bool:
 
 
 class Checkpoints:
-    """The checkpoints of one run, in a folder of their own."""
+    """The checkpoints of one run, in their own folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -80,7 +80,7 @@ class Checkpoints:
         return self.folder / "best.pt"
 
     def steps(self) -> list[int]:
-        """Of the checkpoints that are there, from old to new."""
+        """The steps of the existing checkpoints, from old to new."""
         names = [re.fullmatch(r"step-(\d+)\.pt", p.name) for p in self.folder.glob("step-*.pt")]
         return sorted(int(match[1]) for match in names if match)
 
@@ -88,7 +88,7 @@ class Checkpoints:
         return self.folder / f"step-{step:09d}.pt"
 
     def save(self, step: int, content: Mapping[str, Any], best: bool = False) -> None:
-        """Writes one, then removes what is too old: a full disk loses nothing that was saved before."""
+        """Writes a checkpoint, then removes old ones: a full disk loses nothing that was saved before."""
         self.folder.mkdir(exist_ok=True)
         save_tensors(self.path(step), KIND, VERSION, content)
         if best:
@@ -97,7 +97,7 @@ class Checkpoints:
             self.path(old).unlink(missing_ok=True)
 
     def own_names(self) -> dict[str, str]:
-        """The names of the user's own parts that the newest checkpoint was made with, as far as it can be read."""
+        """The names of the user's own parts in the newest readable checkpoint."""
         for step in reversed(self.steps()):
             with contextlib.suppress(ValueError):
                 names = load_tensors(self.path(step), KIND, VERSION).get("own")
@@ -105,13 +105,13 @@ class Checkpoints:
         return {}
 
     def refuse_after(self, step: int) -> None:
-        """Renames those of later steps, which could not be used, so that they do not count as kept."""
+        """Renames unusable checkpoints of later steps, so that they do not count as kept."""
         for later in self.steps():
             if later > step:
                 self.path(later).replace(self.path(later).with_suffix(".refused"))
 
     def newest(self, fits: Callable[[dict[str, Any]], None], say: Callable[[str], None]) -> dict[str, Any] | None:
-        """The newest that can be read and fits, a function that raises a ValueError if not; None if there is none."""
+        """The newest readable checkpoint for which `fits` raises no ValueError; None if there are no checkpoints."""
         refused = []
         for step in reversed(self.steps()):
             try:

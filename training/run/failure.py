@@ -1,4 +1,4 @@
-"""Training that cannot go on: the error, and what to try instead."""
+"""The error for failed training, with advice on the settings."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from training.configuration import Configuration
 
 
 class TrainingError(RuntimeError):
-    """Training cannot go on; what was saved is kept. See docs/training.md."""
+    """Training cannot continue; saved checkpoints are kept. See docs/training.md."""
 
 
 def diverged(c: Configuration, step: int, loss: float, kept: Path | None, *, tested: bool = False) -> TrainingError:
-    """The error for numbers that are not finite at a step, with advice for the settings; `kept` has checkpoints."""
+    """The error for numbers that are not finite at a step, with advice on the settings; `kept` has checkpoints."""
     half = c.precision in ("float16", "bfloat16")
     advice = ["the stable loss"] if c.loss in ("bpx", "nodal") else []
     advice += [f"mixed precision ({option('mixed')})"] if half and not c.mixed else []

@@ -54,20 +54,18 @@ def train(
     loss: OwnFunction | type[Loss] | None = None,
     optimizer: OptimizerFactory | None = None,
 ) -> dict[str, Any]:
-    """Trains, or with `resume` goes on with, the run in the folder `out`; returns what result.json holds.
+    """Trains a surrogate in the folder `out`, or continues its run with `resume`; returns the content of result.json.
 
-    `problem` stands for the one that the configuration names, if that was made in Python. With `resume` the
-    configuration may be None. Under torchrun all processes call this alike.
+    Give `problem` if it was made in Python. With `resume` the configuration may be None. Under torchrun all processes
+    make the same call. Your own parts replace those in the settings; give them again to resume the run:
 
-    Parts of your own take the place of those that settings name; they are given again to resume the run:
-
-    - `net`: a torch module from y (B, p) to frame coefficients (B, Nhat), trained in place from the weights that it
-      has; or a function that makes it for the `fem_frames.Frame`, `lambda frame: MyNet(frame.frame_size)`. It sees y
-      mapped to [-1, 1] unless map_inputs is off, and is in the precision of the run.
-    - `loss`: a function of w (B, Nhat), y (B, p) and the formulation that gives (B,) losses, which autograd can
+    - `net`: a torch module from y (B, p) to frame coefficients (B, Nhat), trained in place from its present weights, or
+      a function that makes it for the `fem_frames.Frame`, `lambda frame: MyNet(frame.frame_size)`. It sees y mapped to
+      [-1, 1] unless map_inputs is off, and is converted to the precision of the run.
+    - `loss`: a function of w (B, Nhat), y (B, p) and the formulation that returns (B,) losses, which autograd can
       differentiate, or a subclass of `training.losses.Loss`.
-    - `optimizer`: a function from parameters to a torch optimizer, `lambda p: torch.optim.AdamW(p, lr=1e-3)`. Its rate
-      is the first one of the schedule, unless settings have one; in float16 Adam needs an eps of 1e-4.
+    - `optimizer`: a function from parameters to a torch optimizer, `lambda p: torch.optim.AdamW(p, lr=1e-3)`. The
+      schedule starts with its rate unless the settings have one; in float16 Adam needs an eps of 1e-4.
     See docs/training.md.
     """
     folder, parts = Path(out), OwnParts(net, loss, optimizer)
@@ -102,7 +100,7 @@ def train(
     held = store.open_run(folder, resolved, resume, force) if world.leads else None
     try:
         try:
-            with StopSignals(_end_set_up):  # SIGTERM too: what was made is removed
+            with StopSignals(_end_set_up):  # SIGTERM too: the new files are removed
                 training = Training(resolved, folder, device, world, problem, parts, quiet or not world.leads)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"interrupted before the first step; {folder} is as it was before") from None
@@ -121,7 +119,7 @@ def _end_set_up() -> None:
 
 
 class Training:
-    """All that one run needs, and its loop."""
+    """The state of one run, and its loop."""
 
     def __init__(
         self,
@@ -214,7 +212,7 @@ class Training:
                 self._record_failure(str(error), log)
                 raise
             except ProcessLostError as error:
-                # It came with the sum of gradients: first-order steps have not begun then, line searches have.
+                # The error comes from the sum of gradients, before a first-order step but within a line search.
                 if c.optimizer not in LINE_SEARCH:
                     self._save_checkpoint(False)
                 saved = self.checkpoints.steps()
@@ -231,7 +229,7 @@ class Training:
         return f"{either(f'fem-frames train --out {out} --resume{own[0]}', python)} goes on"
 
     def _seed(self) -> tuple[int, ...] | None:
-        """Of what net and loss draw in this step, in this process: a run that is resumed draws the same."""
+        """The seed of net and loss in this step and process: a resumed run draws the same numbers."""
         return (self.configuration.sample_seed, self.step, self.world.rank) if self._own else None
 
     def _set_rate(self) -> float:
@@ -243,7 +241,7 @@ class Training:
         return rate
 
     def _not_finite(self, loss: float, y: Floats, rows: np.ndarray | None) -> None:
-        """Looks for a reason in the samples first, those of all processes, so that all stop with the same words."""
+        """Checks the samples of all processes first, so that all processes stop with the same message."""
         size = self.configuration.micro_batch or self.configuration.batch
         for first in range(0, len(y), size):
             part = slice(first, first + size)
@@ -257,7 +255,7 @@ class Training:
         return diverged(self.configuration, self.step if tested else self.step + 1, loss, kept, tested=tested)
 
     def _evaluate(self, log: RunLog | None) -> bool:
-        """Tests the net on rank 0; whether it is the best so far."""
+        """Tests the net on rank 0; returns whether it is the best so far."""
         if self.test is None:
             return False
         self.weights.push()
@@ -304,12 +302,12 @@ class Training:
         return result
 
     def _record_failure(self, reason: str, log: RunLog | None) -> None:
-        """What is known of a run that cannot go on, for those who look at it later."""
+        """Writes failure.json with all that is known of a failed run."""
         if not self.world.leads:
             return
         if self.tested != self.step:
             with contextlib.suppress(TrainingError):
-                self._evaluate(log)  # the weights are those from before the step that failed
+                self._evaluate(log)  # the failed step did not change the weights
         failure = {
             "step": self.step,
             "steps": self.configuration.total_steps,
@@ -374,7 +372,7 @@ class Training:
             self.weights.load_state_dict(content["weights"])
             self.stepper.load(content["optimizer"])
             torch.set_rng_state(content["random"])
-        except Exception as error:  # a net, an optimizer or numbers that are not those of the run
+        except Exception as error:  # the checkpoint does not fit net or optimizer
             again = f"give {' and '.join(self._own)} as before, " if self._own else ""
             why = f"{self.checkpoints.path(content['step'])} does not fit the run: {one_line(error)}"
             raise ValueError(f"{why}; {again}remove it, or start anew with {option('force')}") from error
@@ -383,14 +381,14 @@ class Training:
         self._say(f"resumed at step {self.step} of {self.configuration.total_steps}")
 
     def _told_to_stop(self) -> bool:
-        """Whether any process was told to stop, or lost torchrun: all stop after the same step."""
+        """Whether any process was told to stop, or lost torchrun; all processes stop after the same step."""
         if self.world.orphaned:
             self.objective.asked_to_stop = True
         self._stopping = self.objective.stopping
         return self._stopping
 
     def _signals(self) -> StopSignals:
-        """A first one asks for an end after the step that is being taken, a second one ends at once."""
+        """The first signal stops the run after the current step, the second stops it at once."""
 
         def stop() -> None:
             if self.objective.asked_to_stop:
