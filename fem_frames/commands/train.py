@@ -59,7 +59,7 @@ def run(parsed: argparse.Namespace) -> None:
         if int(os.environ.get(name, "1")) > 1:
             raise ValueError("train is not for mpirun: use torchrun --nproc-per-node N --no-python fem-frames train …")
     if parsed.resume and parsed.force:
-        raise ValueError("--resume goes on with a run, --force replaces it: give one of them")
+        raise ValueError("--resume continues a run, --force replaces it: give one of them")
     settings = Configuration.from_toml(parsed.config) if parsed.config is not None else {}
     where, written = str(parsed.config), settings.get("problem", "")
     given = {name.removeprefix(PREFIX): value for name, value in vars(parsed).items() if name.startswith(PREFIX)}

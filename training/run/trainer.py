@@ -70,7 +70,7 @@ def train(
     """
     folder, parts = Path(out), OwnParts(net, loss, optimizer)
     if resume and force:
-        raise ValueError("resume=True goes on with a run, force=True replaces it: give one of them")
+        raise ValueError("resume=True continues a run, force=True replaces it: give one of them")
     if problem is not None and not isinstance(problem, Problem):
         raise ValueError(f"problem is a {type(problem).__name__}; a Problem is expected, as make_problem gives it")
     if resume:
