@@ -176,7 +176,7 @@ CASES = [
     (["condition", "--frame", "headless.npz"], "it has no head"),
     (["condition", "--frame", "nested.npz"], "it has no head"),
     (["condition", "--frame", "infinite.npz"], "volumes has values that are not finite"),
-    (["condition", "--frame", "ends.npz"], "ends.npz does not hold a frame: level 1 has 4 points, its cells 3"),
+    (["condition", "--frame", "ends.npz"], "ends.npz does not hold a frame: level 1 has 4 points, its cells use 3"),
     (["condition", "--frame", "zeros.npz"], "u of level 2 is nodal, but its functions are not"),
     (
         ["condition", "--frame", "relabelled.npz"],
