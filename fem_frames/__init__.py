@@ -20,7 +20,10 @@ _HOMES = {
     "ErrorNorm": "formulations.formulation",
     "make_formulation": "formulations.registry",
     "Element": "frame.elements",
+    "EssentialData": "frame.fields",
     "Field": "frame.fields",
+    "dirichlet_values": "frame.fields",
+    "neumann_fluxes": "frame.fields",
     "P1": "frame.elements",
     "P1Values": "frame.elements",
     "RT0": "frame.elements",
@@ -76,7 +79,7 @@ if TYPE_CHECKING:
     from fem_frames.frame.arrays import FrameArrays
     from fem_frames.frame.elements import P1, RT0, Element, P1Values
     from fem_frames.frame.export import export_frame
-    from fem_frames.frame.fields import Field
+    from fem_frames.frame.fields import EssentialData, Field, dirichlet_values, neumann_fluxes
     from fem_frames.frame.level_matrices import flux_at_centres
     from fem_frames.frame.solutions import ReferenceSolutions
     from fem_frames.mesh.coarse import Grid, MeshArrays
@@ -105,6 +108,7 @@ if TYPE_CHECKING:
         "Energy",
         "ErrorBound",
         "ErrorNorm",
+        "EssentialData",
         "ExpAffine",
         "Field",
         "Formulation",
@@ -128,6 +132,7 @@ if TYPE_CHECKING:
         "certify",
         "condition_numbers",
         "conjugate_gradients",
+        "dirichlet_values",
         "error_bound",
         "error_norms",
         "export_frame",
@@ -139,6 +144,7 @@ if TYPE_CHECKING:
         "make_formulation",
         "make_problem",
         "namespace",
+        "neumann_fluxes",
         "read_gmsh",
         "run_sweep",
         "solve",

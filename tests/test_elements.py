@@ -31,7 +31,7 @@ from fem_frames.frame import matrices
 from fem_frames.mesh.simplices import SimplexMesh
 from fem_frames.solvers.bounds import norm_of
 from training import Configuration, Surrogate, train
-from training.metrics import reference_solutions
+from training.metrics import query_seconds, reference_solutions
 
 pytestmark = pytest.mark.serial
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -200,6 +200,99 @@ def test_blocks_of_a_wrong_shape_are_named():
         type("Energy", (Reaction,), {"name": "energy"})
 
 
+class Tensor(QuadraticFormulation):
+    """Anisotropic diffusion with P1: the gradient alone, and the source at points."""
+
+    name = "test-tensor"
+    fields = (Field("temperature", P1),)
+    source_at_points = True
+
+    def blocks(self, y):
+        y = self.check_parameters(y).to(self.wide)
+        K = torch.tensor([[2.0, 0.5], [0.5, 1.0]]).to(y)
+        return (K[..., None] * (1 + y[:, 0])).expand(len(self.volume_roots), -1, -1, -1)
+
+    @staticmethod
+    def forms(V, w, a, f, y, dx):
+        from ufl import TestFunction, TrialFunction, as_matrix, dot, grad
+
+        def energy(u, v):
+            return (1 + y[0]) * dot(as_matrix([[2.0, 0.5], [0.5, 1.0]]) * grad(u), grad(v)) * dx
+
+        return energy(TrialFunction(V), TestFunction(V)), f * TestFunction(V) * dx, 0.5 * energy(w, w) - f * w * dx
+
+
+def test_a_source_acts_at_points_where_states_have_no_values(tmp_path):
+    """Against PETSc, with a lift, Neumann data and a field that is not called u; trained and asked by all means."""
+    made, arrays = arrays_of(2, "test-tensor")
+    formulation = make_formulation(Frame.from_arrays(arrays, "float64"), made)
+    y = made.parameters.sample(3, 0)
+    reference = solve_reference(made, y, arrays.finest_level, "test-tensor")
+    w = solve(formulation, torch.as_tensor(y), 1e-12).w
+    np.testing.assert_allclose(formulation.synthesise(w)["temperature"], reference.u, atol=1e-9)
+    np.testing.assert_allclose(formulation.loss(w, torch.as_tensor(y)), reference.loss, rtol=1e-9)
+    expanded = formulation.nodal_loss(formulation.frame.H(w), torch.as_tensor(y))
+    np.testing.assert_allclose(expanded, reference.loss, rtol=1e-9)
+    settings = Configuration(formulation="test-tensor", levels=2, epochs=2, test_samples=3, rank=2)
+    train(settings, tmp_path / "run", problem=made, quiet=True)
+    surrogate = Surrogate.load(tmp_path / "run", made)
+    assert surrogate.to_function(y[0]).name == "temperature"
+    assert query_seconds(surrogate, y) > 0
+
+
+def wrong(**members):
+    return type("Wrong", (Reaction,), {"name": "test-wrong-density", **members})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda C: C + torch.triu(torch.ones(3, 3), 1).to(C)[..., None], "are not symmetric"),
+        (lambda C: -C, r"has the eigenvalue -.* in cell 0 for y = \(.*the functional may have no minimum"),
+        (lambda C: C * torch.nan, r"blocks of test-wrong-density are not finite in cell 0 for y = \("),
+        (lambda C: C.float(), "are in torch.float32; compute them in self.wide, torch.float64"),
+        (lambda C: C / nothing, r"blocks of test-wrong-density fails in .*test_elements.py, line \d+.* NameError"),  # noqa: F821
+        (lambda C: None, "have shape NoneType"),
+    ],
+)
+def test_densities_that_are_none_are_refused_before_anything_is_solved(change, message):
+    made = problem(2)
+    wrong(blocks=lambda self, y: change(Reaction.blocks(self, y)))
+    arrays = arrays_of(2, "test-wrong-density")[1]
+    formulation = make_formulation(Frame.from_arrays(arrays, "float64"), made)
+    with pytest.raises(ValueError, match=message):
+        solve(formulation, torch.as_tensor(made.parameters.sample(2, 0)))
+
+
+def test_loads_of_a_wrong_shape_are_named():
+    made = problem(2)
+    wrong(state_functional=lambda self, y: Reaction.state_functional(self, y)[:, :2])
+    formulation = make_formulation(Frame.from_arrays(arrays_of(2, "test-wrong-density")[1], "float64"), made)
+    with pytest.raises(ValueError, match=r"of test-wrong-density have shape \(\d+, 2, 1\); \(K, m, B\)"):
+        solve(formulation, torch.as_tensor(made.parameters.sample(1, 0)))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: type("A", (Reaction,), {"name": ""}), "the name of A is ''; a text is expected"),
+        (lambda: type("A", (QuadraticFormulation,), {"name": "test-a"}), r"the fields of A are None; a tuple"),
+        (lambda: type("A", (Reaction,), {"name": "test-a", "fields": ()}), r"the fields of A are \(\); a tuple"),
+        (
+            lambda: type("A", (Reaction,), {"name": "test-a", "fields": (Field("u", P1), Field("u", P1))}),
+            "two fields of A are called 'u'",
+        ),
+        (lambda: Field("u", P1(2)), "the element of u is P1.*; a class is expected"),
+        (lambda: Field("", P1), "the name of a field is ''"),
+        (lambda: type("Other", (Reaction,), {"name": "test-tensor"}), "Tensor is called 'test-tensor' already"),
+        (lambda: type("Bad", (P1,), {"name": "P1"}), "there is an element 'P1' already: choose another name for Bad"),
+    ],
+)
+def test_classes_that_cannot_be_used_are_refused_when_they_are_defined(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
 @pytest.mark.parametrize("name", ["test-reaction", "test-reaction-without-forms"])
 def test_an_own_formulation_is_trained(tmp_path, name):
     """With PETSc's test set where it has forms, otherwise with one by conjugate gradients; they agree."""
@@ -213,7 +306,8 @@ def test_an_own_formulation_is_trained(tmp_path, name):
     )
     y = made.parameters.sample(4, 1)
     assert (surrogate.improve(y, 1e-8).error_bound <= 1e-8).all()
-    assert surrogate.flux(y).shape == (4, len(surrogate.arrays.volumes), 2)
+    with pytest.raises(ValueError, match=f"the formulation {name} defines no flux: give it a method"):
+        surrogate.flux(y)
 
 
 MINE = """

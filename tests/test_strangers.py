@@ -1,5 +1,6 @@
 """Files that a stranger made execute nothing, lead nowhere else, and are refused before anything is built from them."""
 
+import io
 import json
 import os
 import shutil
@@ -261,6 +262,18 @@ def test_records_of_frames_are_checked(tmp_path, change, message):
     crafted = with_record(tmp_path / "f.npz", tmp_path / "g.npz", lambda head: change(head["record"]))
     with pytest.raises(ValueError, match=message):
         FrameArrays.load(crafted)
+
+
+@pytest.mark.parametrize("name", ["volumes", "centres", "rule_weights", "level1.gradients"])
+def test_arrays_of_frames_that_do_not_follow_from_the_mesh_are_refused(tmp_path, name):
+    """Bounds would not be bounds with other volumes or weights."""
+    case("interval")[1].save(tmp_path / "f.npz")
+    parts = members(tmp_path / "f.npz")
+    array = np.load(io.BytesIO(parts[f"{name}.npy"]))
+    array[0] *= 3
+    write_members(tmp_path / "g.npz", {**parts, f"{name}.npy": array_bytes(array)})
+    with pytest.raises(ValueError, match=f"{name} does not follow from the points and cells: the file is damaged"):
+        FrameArrays.load(tmp_path / "g.npz")
 
 
 def test_a_frame_that_claims_another_formulation_is_refused(tmp_path):

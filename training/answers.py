@@ -13,9 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fem_frames.formulations.formulation import Formulation
 from fem_frames.frame.arrays import FrameArrays
-from fem_frames.frame.level_matrices import flux_field, nodal_places, nodal_states, state_size, state_slices
+from fem_frames.frame.level_matrices import flux_field, nodal_places, nodal_states
 from fem_frames.mesh.geometry import Floats
 from fem_frames.mesh.location import locate
 from fem_frames.problem.definition import Problem
@@ -70,16 +69,6 @@ def values_at(arrays: FrameArrays, fields: Mapping[str, Tensor], points: npt.Arr
 def has_flux(arrays: FrameArrays) -> bool:
     """Whether the flux is a field of the frame."""
     return flux_field(arrays) is not None
-
-
-def flux_by_gradient(formulation: Formulation, w: Tensor, y: Tensor) -> Tensor:
-    """(B, K, d) a_y ∇u on every finest cell, with the cell's mean of a_y, from frame coefficients (B, Nhat)."""
-    arrays = formulation.frame.arrays
-    states = formulation.states(w).reshape(len(w), len(arrays.volumes), state_size(arrays))
-    roots = torch.as_tensor(np.sqrt(arrays.volumes)).to(states)
-    of_u = states[..., state_slices(arrays)[arrays.fields[0].name]]
-    gradient = of_u[..., -arrays.dimension :] / roots[:, None]  # last in the states of P1, with and without values
-    return formulation.mean(formulation.coefficient(y)).T[..., None] * gradient
 
 
 def as_arrays(fields: Mapping[str, Tensor]) -> dict[str, Floats]:

@@ -21,7 +21,7 @@ from fem_frames.files import is_there
 from fem_frames.formulations.formulation import ErrorNorm, Formulation
 from fem_frames.formulations.registry import make_formulation
 from fem_frames.frame.arrays import FrameArrays
-from fem_frames.frame.level_matrices import flux_at_centres, values_of
+from fem_frames.frame.level_matrices import flux_at_centres, flux_field, values_of
 from fem_frames.mesh.geometry import Floats
 from fem_frames.messages import either
 from fem_frames.operators.checking import unchecked
@@ -34,10 +34,10 @@ from fem_frames.solvers.conjugate_gradients import ConvergenceError, conjugate_g
 from fem_frames.studies.plots import check_plot
 from fem_frames.studies.solution_plots import check_drawable, plot_solutions
 from nets.frame_net import FrameNet
-from training.answers import FLUX, as_arrays, flux_by_gradient, has_flux, summary, values_at
+from training.answers import as_arrays, has_flux, summary, values_at
 from training.description import NetDescription
 from training.output import check_format, export_net, make_function, write_series
-from training.own import OwnModule, OwnPartError
+from training.own import OwnModule, OwnPartError, OwnParts
 from training.saved_problem import fingerprint, problem_content, saved_problem
 from training.tensor_files import load_tensors, save_tensors
 
@@ -115,9 +115,10 @@ class Surrogate:
         For (E) it is a_y ∇u with the mean of a_y over the cell. Its normal components jump between cells, so it has no
         divergence in L2. For (LS) it is the discrete σ, which is in H(div), at the centres of cells.
         """
-        if has_flux(self.arrays):
-            return torch.as_tensor(flux_at_centres(self.arrays, as_arrays(self(y))[FLUX]))
-        return flux_by_gradient(self.formulation, self.coefficients(y), self._exact_samples(y))
+        flux = flux_field(self.arrays)
+        if flux is not None:
+            return torch.as_tensor(flux_at_centres(self.arrays, as_arrays(self(y))[flux.name]))
+        return self.formulation.flux(self.coefficients(y), self._exact_samples(y))
 
     def loss(self, y: npt.ArrayLike | Tensor) -> Tensor:
         """(B,) the functional at the surrogate's solution, in float64."""
@@ -160,7 +161,9 @@ class Surrogate:
         result = Improved(w, exact.synthesise(w), bound.value, found.iterations, bound.relative, bound.norm)
         if not (bound.value <= tol).all():
             sample = int((bound.value > tol).nonzero()[0, 0])
-            if int(found.iterations[sample]) == max_iterations:
+            if not bool(torch.isfinite(bound.value[sample])):
+                advice = f"C_y of {exact.name} is not positive definite on all cells, so there is no bound"
+            elif int(found.iterations[sample]) == max_iterations:
                 advice = "raise max_iterations, or try a larger tol"
             elif bound.norm.against == "exact solution" and float(found.residual[sample]) < 1e-6:
                 advice = f"the mesh allows no smaller one: train with more levels than {self.arrays.finest_level}"
@@ -275,6 +278,7 @@ class Surrogate:
         makes it, as given to `train`. The module itself stays unchanged; a copy gets the weights.
         """
         folder = Path(folder)
+        OwnParts(net=net)  # refuses what is neither a module nor a function
         is_there(folder)
         if not (folder / NET).is_file():
             if (folder / "failure.json").exists():
@@ -316,14 +320,15 @@ class Surrogate:
                 raise ValueError(f"{folder / NET} describes no problem of {folder / FRAME}: {error}") from error
         return cls(made, description, arrays, problem, content.get("record"))
 
-    def to_function(self, y: npt.ArrayLike | Tensor, field: str = "u", comm: Any = None) -> Any:
+    def to_function(self, y: npt.ArrayLike | Tensor, field: str | None = None, comm: Any = None) -> Any:
         """A DOLFINx function on the finest mesh for one y, on all ranks of comm; by default on this process alone.
 
-        A flux in RT0 becomes a constant vector per cell, its value at the centre.
+        `field` is by default the first, u. A flux in RT0 becomes a constant vector per cell, its value at the centre.
         """
         values = {name: value[0] for name, value in self._values(y).items()}
         if len(self._checked(y)) != 1:
             raise ValueError(f"one y is expected, not {len(self._checked(y))}")
+        field = self.arrays.fields[0].name if field is None else field
         if field not in values:
             raise ValueError(f"there is no field {field!r}; the surrogate has {', '.join(values)}")
         return make_function(self.arrays, values[field], field, comm)

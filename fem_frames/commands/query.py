@@ -145,7 +145,7 @@ def _answers(
 
     from fem_frames.frame.level_matrices import values_of
     from fem_frames.solvers.conjugate_gradients import ConvergenceError
-    from training.answers import as_arrays, flux_by_gradient, has_flux
+    from training.answers import as_arrays, has_flux
 
     if parsed.tol is None:
         values, w = surrogate(samples), surrogate.coefficients(samples)
@@ -161,7 +161,7 @@ def _answers(
         loss = surrogate.formulation.loss(w, torch.as_tensor(samples).to(w.device))
     fields = values_of(surrogate.arrays, as_arrays(values))
     if parsed.flux and not has_flux(surrogate.arrays):
-        flux = flux_by_gradient(surrogate.formulation, w, torch.as_tensor(samples).to(w.device))
+        flux = surrogate.formulation.flux(w, torch.as_tensor(samples).to(w.device))
         fields["flux"] = flux.cpu().numpy()
     norm = {"norm": bounds.norm.name, "against": bounds.norm.against, "norm_formula": bounds.norm.formula}
     found = [
@@ -231,7 +231,7 @@ def _show_several(
         ]
         show({"samples": each} | _places(surrogate, {k: v[0] for k, v in fields.items()}), as_json=True)
         return
-    u = fields["u"]
+    u = next(iter(fields.values()))
     rows = [
         {"sample": i, **row, "relative": row["relative"] if np.isfinite(row["relative"]) else None}
         | {"least_u": float(u[i].min()), "largest_u": float(u[i].max())}

@@ -18,7 +18,7 @@ from fem_frames.frame.arrays import FrameArrays
 from fem_frames.mesh.geometry import Floats
 from fem_frames.problem.catalogue import PROBLEMS
 from fem_frames.problem.definition import REFINEMENTS, Problem
-from fem_frames.problem.loading import make_problem, recorded_problem
+from fem_frames.problem.loading import import_file, make_problem, recorded_problem
 from fem_frames.progress import terminal_bar
 
 
@@ -114,7 +114,6 @@ def declare_problem_file(parser: argparse.ArgumentParser) -> None:
 def declare_norm(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--norm",
-        choices=("energy", "functional"),
         help="the norm of error bounds. Energy formulation: energy, against the discrete solution. Least squares: "
         "functional, the default, or energy, both against the exact solution",
     )
@@ -139,6 +138,7 @@ def load_run(parsed: argparse.Namespace) -> Any:
     device = getattr(parsed, "device", "cpu")
     if parsed.problem is None:
         return Surrogate.load(parsed.folder, device=device)
+    import_file(parsed.problem)
     record = Surrogate.load(parsed.folder).arrays.record
     options = options_of(parsed.set) if parsed.set else None
     return Surrogate.load(parsed.folder, recorded_problem(record, parsed.problem, options), device)
@@ -166,6 +166,7 @@ def frame_from_file(parsed: argparse.Namespace) -> FrameArrays:
     for name in ("levels", "refinement", "first_level"):
         if getattr(parsed, name) is not None:
             raise ValueError(f"--{name.replace('_', '-')} is decided by the file given as --frame: leave it out")
+    import_file(parsed.problem)
     arrays = FrameArrays.load(parsed.frame)
     if parsed.formulation not in (None, arrays.formulation):
         raise ValueError(f"{parsed.frame} is a frame for {arrays.formulation}, not for {parsed.formulation}")

@@ -67,6 +67,13 @@ class Energy(Formulation):
     def coercivity(self, y: Tensor) -> Tensor:
         return self.mean(self.coefficient(y)).amin(0)
 
+    def flux(self, w: Tensor, y: Tensor) -> Tensor:
+        """(B, K, d) a_y ∇u with the mean of a_y over each cell."""
+        arrays = self.frame.arrays
+        gradient = self.states(w).reshape(len(w), len(arrays.volumes), arrays.dimension)
+        roots = torch.as_tensor(np.sqrt(arrays.volumes)).to(gradient)[:, None]
+        return self.mean(self.coefficient(y)).T[..., None] * (gradient / roots)
+
     def energy_norm(self, states: Tensor, y: Tensor) -> Tensor:
         return self.gradient_norm(states, y)
 

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fem_frames.formulations.formulation_checks import check_boundary, check_class, check_fields
 from fem_frames.formulations.registry import register
 from fem_frames.frame import level_matrices
-from fem_frames.frame.arrays import FrameArrays
 from fem_frames.frame.fields import Field
 from fem_frames.mesh.geometry import Floats
 from fem_frames.operators.cells import CellBlocks, Congruent, cells_last
@@ -77,6 +77,7 @@ class Formulation(ABC):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "name" in vars(cls):
+            check_class(cls)
             register(cls)
 
     @classmethod
@@ -100,8 +101,9 @@ class Formulation(ABC):
                 f"the frame was exported for {arrays.formulation!r}, but this is {self.name!r}: "
                 f"export it again with formulation={self.name!r}, or use make_formulation(frame, problem)"
             )
-        _check_fields(arrays, type(self))
+        check_fields(arrays, type(self))
         arrays.check_problem(problem)
+        check_boundary(arrays, type(self), problem)
         self.frame, self.problem = frame, problem
         self.wide = accumulation_dtype(frame.dtype)
         """The precision of coefficients, sources and sums over cells: float32 if the frame is in half precision."""
@@ -310,6 +312,14 @@ class Formulation(ABC):
         """(B,) the least eigenvalue of C_y over all cells, or a lower bound for it."""
         raise ValueError(f"the formulation {self.name} has no lower bound for C_y, which this error bound needs")
 
+    def check_density(self, y: Tensor) -> None:
+        """Raises a ValueError if the functional has no minimum for a sample; solvers and training runs ask first."""
+        self.check_parameters(y)
+
+    def flux(self, w: Tensor, y: Tensor) -> Tensor:
+        """(B, K, d) the flux of u = lift + F w on every finest cell, for equations that have one."""
+        raise ValueError(f"the formulation {self.name} defines no flux: give it a method flux(w, y)")
+
     @abstractmethod
     def energy_norm(self, states: Tensor, y: Tensor) -> Tensor:
         """(B,) the norm called "energy", from states (B, K m)."""
@@ -382,12 +392,3 @@ class Formulation(ABC):
     @cached_property
     def _wide_synthesis(self) -> FrameSynthesis:
         return make_synthesis(self.frame.arrays, self.wide, self.frame.device)
-
-
-def _check_fields(arrays: FrameArrays, kind: type[Formulation]) -> None:
-    """Raises a ValueError unless the frame has the fields of the formulation."""
-    found = [(f.name, f.element.name) for f in arrays.fields]
-    expected = [(f.name, f.element.name) for f in kind.fields]
-    if found != expected:
-        shown, wanted = (", ".join(f"{name} in {element}" for name, element in pairs) for pairs in (found, expected))
-        raise ValueError(f"the frame has the fields {shown}, but {kind.name} has {wanted}: export it again")

@@ -6,7 +6,9 @@ B samples, K finest cells, Q quadrature points in a cell, m numbers in a cell's 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -16,18 +18,26 @@ from fem_frames.formulations.formulation import ErrorNorm, Formulation
 from fem_frames.frame import level_matrices
 from fem_frames.mesh.simplices import moments
 from fem_frames.operators.cells import CellBlocks, cells_last, flat_first
+from fem_frames.operators.checking import is_plain, unseen
 from fem_frames.operators.linear import dot
+from fem_frames.operators.recursion import SparseOperator
+from fem_frames.problem.callbacks import called
+from fem_frames.problem.evaluation import NotFiniteError
+from fem_frames.problem.parameters import numbers
 
 
 class QuadraticFormulation(Formulation):
     """Minimise Σ_T ½ sᵀ C_y s - ℓ_yᵀ s - ⟨h, u⟩ over the states s of cells, where h are Neumann data.
 
-    A subclass names its fields and gives `blocks` (C_y) and `state_functional` (ℓ_y), both for states that are scaled
-    by |T|^{1/2}: an integral over a cell is then a mean over it. Export, loss, solutions, error bounds and training
-    follow; `forms` adds PETSc's reference solutions. demos/demo_own_equation.py is an example.
+    A subclass names its fields and gives `blocks` (C_y), for states that are scaled by |T|^{1/2}: an integral over a
+    cell is then a mean over it. The load is `state_functional` (ℓ_y), or that of the source with `source_at_points`.
+    Export, loss, solutions, error bounds and training follow; `forms` adds PETSc's reference solutions.
+    demos/demo_own_equation.py is an example.
     See docs/formulations.md.
     """
 
+    source_at_points: ClassVar[bool] = False
+    """Whether ∫ f_y u enters through the nodal values of the first field, for states without values such as P1's."""
     factor = 0.5
     norms = (ErrorNorm("energy", "energy norm", "√⟨C_y 𝒟e, 𝒟e⟩", "discrete solution"),)
 
@@ -35,9 +45,10 @@ class QuadraticFormulation(Formulation):
     def blocks(self, y: Tensor) -> Tensor:
         """(K, m, m, B) C_y in the wide precision, symmetric; error bounds need it positive definite on every cell."""
 
-    @abstractmethod
     def state_functional(self, y: Tensor) -> Tensor:
-        """(K, m, B) or (K, m, 1) ℓ_y in the wide precision."""
+        """(K, m, B) or (K, m, 1) ℓ_y in the wide precision; zero unless a subclass gives another."""
+        K, m, _ = self._sizes(y)
+        return torch.zeros(K, m, 1, dtype=self.wide, device=self.frame.device)
 
     @classmethod
     def reference_solvers(cls, dimension: int) -> tuple[str, ...]:
@@ -58,9 +69,7 @@ class QuadraticFormulation(Formulation):
 
     def source_functional(self, y: Tensor) -> Tensor:
         """(K, 1 + d, B) or (K, 1 + d, 1) ℓ with ℓᵀ s = ∫_T f_y u, for states (u_c, g) of P1 with values."""
-        f = self.source(y)  # (K, Q, B), (1, 1, 1) for a number
-        arrays = self.frame.arrays
-        f = f.expand(len(arrays.volumes), len(arrays.rule_weights), f.shape[2])
+        f = self._whole_source(y)
         slopes = torch.einsum("q,kqd,kqb->kdb", self._weights, self._offsets, f)
         return self.volume_roots[:, None, None] * torch.cat([self.mean(f)[:, None], slopes], dim=1)
 
@@ -76,13 +85,57 @@ class QuadraticFormulation(Formulation):
         return CellBlocks(self.rounded(self._checked_blocks(y), "C_y"))
 
     def _checked_blocks(self, y: Tensor) -> Tensor:
-        found, m = self.blocks(y), level_matrices.state_size(self.frame.arrays)
-        expected = (len(self.frame.arrays.volumes), m, m, self.check_parameters(y).shape[0])
-        if tuple(found.shape) != expected:
-            raise ValueError(
-                f"blocks of {self.name} have shape {tuple(found.shape)}; (K, m, m, B) = {expected} is expected"
-            )
+        """(K, m, m, B) the blocks, checked: symmetric ones make the least eigenvalue, and so the bound, right."""
+        K, m, B = self._sizes(y)
+        found = self._checked("blocks", self.blocks, y, [(K, m, m, B)])
+        if is_plain(found):
+            gap = (found - found.transpose(1, 2)).abs().amax((0, 1, 2))
+            if (gap > 100 * torch.finfo(self.wide).eps * found.abs().amax((0, 1, 2))).any():
+                raise ValueError(f"blocks of {self.name} are not symmetric in their two axes m: give C_y = C_yᵀ")
         return found
+
+    def _checked_load(self, y: Tensor) -> Tensor:
+        """(K, m, B) or (K, m, 1) the load on states, checked."""
+        K, m, B = self._sizes(y)
+        return self._checked("state_functional", self.state_functional, y, [(K, m, B), (K, m, 1)])
+
+    def _sizes(self, y: Tensor) -> tuple[int, int, int]:
+        arrays = self.frame.arrays
+        return len(arrays.volumes), level_matrices.state_size(arrays), self.check_parameters(y).shape[0]
+
+    def _checked(self, what: str, make: Callable[[Tensor], Tensor], y: Tensor, shapes: list[tuple[int, ...]]) -> Tensor:
+        name = f"{what} of {self.name}"
+        found = called(name, make, "", make, y)
+        if not isinstance(found, Tensor) or tuple(found.shape) not in shapes:
+            shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            axes = "(K, m, m, B)" if len(shapes[0]) == 4 else "(K, m, B)"
+            raise ValueError(f"{name} have shape {shape}; {axes} = {shapes[0]} is expected")
+        if found.dtype != self.wide:
+            raise ValueError(f"{name} are in {found.dtype}; compute them in self.wide, {self.wide}")
+        tests = unseen(found)
+        if tests is not None:
+            tests.append(torch.isfinite(found.detach()).all())
+        elif is_plain(found) and not torch.isfinite(found).all():
+            where = (~torch.isfinite(found)).nonzero()[0]
+            cell, sample = int(where[0]), int(where[-1])
+            raise NotFiniteError(f"{name} are not finite in cell {cell} for y = {numbers(y[sample].tolist())}")
+        return found
+
+    def check_density(self, y: Tensor) -> None:
+        y = self.check_parameters(y)
+        self._checked_load(y)
+        least = self._least_eigenvalues(y)  # (B, K)
+        wrong = least < -1e-6 * self._checked_blocks(y).abs().amax((0, 1, 2))[:, None]
+        if wrong.any():
+            sample, cell = (int(i) for i in wrong.nonzero()[0])
+            raise ValueError(
+                f"C_y of {self.name} has the eigenvalue {float(least[sample, cell]):.2g} in cell {cell} for y = "
+                f"{numbers(y[sample].tolist())}: the functional may have no minimum; give blocks that are not negative"
+            )
+
+    def _least_eigenvalues(self, y: Tensor) -> Tensor:
+        """(B, K) the least eigenvalue of C_y in every cell."""
+        return torch.linalg.eigvalsh(self._checked_blocks(y).permute(3, 0, 1, 2))[..., 0]
 
     def local_matrices(self, y: Tensor) -> Tensor:
         local = self._as_data(level_matrices.local_states(self.frame.arrays))  # (K, m, L)
@@ -96,34 +149,63 @@ class QuadraticFormulation(Formulation):
     def _energy(self, s: Tensor, y: Tensor) -> Tensor:
         """(B,) Σ ½ sᵀ C_y s - ℓ_yᵀ s for states (K, m, B)."""
         product = _product(self._checked_blocks(y), s)
-        return (s * (0.5 * product - self.state_functional(y))).sum((0, 1))
+        return (s * (0.5 * product - self._checked_load(y))).sum((0, 1))
 
     def loss_and_residual(self, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         self.check_coefficients(w, y)
         s = cells_last(self.states(w), level_matrices.state_size(self.frame.arrays)).to(self.wide)
-        product, load = _product(self._checked_blocks(y), s), self.state_functional(y)
+        product, load = _product(self._checked_blocks(y), s), self._checked_load(y)
         on_frame = self.frame_functional(y)
         loss = (s * (0.5 * product - load)).sum((0, 1)) - dot(on_frame, w) - self.lift_functional(y)
         back = flat_first((product - load).to(self.frame.dtype), w)
         return loss, (self.frame.D.T(back) - on_frame).reshape(w.shape)
 
     def functional(self, y: Tensor) -> Tensor:
-        """(1, N) the load of Neumann data on the first field."""
+        """(B or 1, N) the load of Neumann data on the first field, and of the source if it acts at points."""
         arrays = self.frame.arrays
-        load = np.zeros(arrays.nodal_size)
-        free = arrays.fields[0].free[-1]
-        load[: len(free)] = arrays.neumann_load[free]
-        return self._as_data(load)[None]
+        fixed, free = np.zeros(arrays.nodal_size), arrays.fields[0].free[-1]
+        fixed[: len(free)] = arrays.neumann_load[free]
+        load = self._as_data(fixed)[None]
+        if not self.source_at_points:
+            return load
+        local = torch.einsum("kq,ql,kqb->klb", self._point_weights, self._hats, self._whole_source(y))
+        others = self._localisation.shape[0] // len(local) - local.shape[1]  # local values of further fields
+        local = torch.nn.functional.pad(local, (0, 0, 0, others))
+        return load + self._localisation.T(local.flatten(0, 1).T)
 
     def lift_functional(self, y: Tensor) -> Tensor:
         arrays = self.frame.arrays
-        value = float(arrays.neumann_load @ arrays.fields[0].lift[-1])
-        return torch.full((1,), value, dtype=self.wide, device=self.frame.device)
+        lift = arrays.fields[0].lift[-1]
+        value = torch.full((1,), float(arrays.neumann_load @ lift), dtype=self.wide, device=self.frame.device)
+        if not self.source_at_points or not lift.any():
+            return value
+        at = self._as_data(lift[arrays.levels[-1].cells]) @ self._hats.T  # (K, Q)
+        return value + torch.einsum("kq,kq,kqb->b", self._point_weights, at, self._whole_source(y))
+
+    def _whole_source(self, y: Tensor) -> Tensor:
+        """(K, Q, B) or (K, Q, 1) f_y at all quadrature points."""
+        f = self.source(y)  # (1, 1, 1) for a number
+        return f.expand(len(self.frame.arrays.volumes), len(self._weights), f.shape[2])
+
+    @cached_property
+    def _hats(self) -> Tensor:
+        """(Q, d + 1) values of the hats at the quadrature points."""
+        return self._as_data(self.frame.arrays.rule_points)
+
+    @cached_property
+    def _point_weights(self) -> Tensor:
+        """(K, Q) weights of the quadrature points."""
+        arrays = self.frame.arrays
+        return self._as_data(arrays.volumes[:, None] * arrays.rule_weights)
+
+    @cached_property
+    def _localisation(self) -> SparseOperator:
+        return SparseOperator(level_matrices.localisation_matrix(self.frame.arrays), self.wide, self.frame.device)
 
     def state_load(self, y: Tensor) -> Tensor:
         y = self.check_parameters(y)
         lift = cells_last(self._lift.expand(len(y), -1), level_matrices.state_size(self.frame.arrays)).to(self.wide)
-        load = self.state_functional(y) - _product(self._checked_blocks(y), lift)
+        load = self._checked_load(y) - _product(self._checked_blocks(y), lift)
         return flat_first(self.rounded(load, "the load"), y)
 
     def constant(self, y: Tensor) -> Tensor:
@@ -132,8 +214,7 @@ class QuadraticFormulation(Formulation):
         return self._energy(lift, y) - self.lift_functional(y)
 
     def coercivity(self, y: Tensor) -> Tensor:
-        least = torch.linalg.eigvalsh(self._checked_blocks(y).permute(3, 0, 1, 2))[..., 0].amin(1)
-        return least.clamp_min(0)
+        return self._least_eigenvalues(y).amin(1).clamp_min(0)
 
     def energy_norm(self, states: Tensor, y: Tensor) -> Tensor:
         s = cells_last(states, level_matrices.state_size(self.frame.arrays)).to(self.wide)

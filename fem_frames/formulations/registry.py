@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fem_frames.messages import either
 from fem_frames.registry import Registry
 
 if TYPE_CHECKING:
@@ -35,7 +36,15 @@ def register(formulation: type[Formulation]) -> None:
     home = _BUILT_IN.homes.get(formulation.name)
     if home not in (None, f"{formulation.__module__}.{formulation.__name__}"):
         raise ValueError(f"the name {formulation.name!r} belongs to a formulation of fem-frames: choose another")
+    other = _OWN.get(formulation.name)
+    if other is not None and _place(other) != _place(formulation):
+        raise ValueError(f"{_place(other)} is called {formulation.name!r} already: choose another name for this one")
     _OWN[formulation.name] = formulation
+
+
+def _place(kind: type) -> str:
+    """Where a class is defined; a class that is defined anew, as in a notebook, has the same place."""
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def formulation_class(name: str) -> type[Formulation]:
@@ -44,8 +53,8 @@ def formulation_class(name: str) -> type[Formulation]:
         return _OWN[name]
     if name not in _BUILT_IN:
         raise ValueError(
-            f"formulation is {name!r}; choose from {', '.join(formulation_names())}, or import the module that "
-            "defines one of your own first"
+            f"formulation is {name!r}; choose from {', '.join(formulation_names())}, or "
+            + either("give --problem FILE.py that defines it", "import the module that defines one of your own first")
         )
     return _BUILT_IN[name]
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from fem_frames.files import load_arrays, one_line, save_arrays
 from fem_frames.frame.elements import Element, find_element, unrecorded_element
 from fem_frames.frame.families import FrameFamily
-from fem_frames.frame.frame_checks import check_frame, check_record
+from fem_frames.frame.frame_checks import check_frame, check_geometry, check_record
 from fem_frames.frame.sparse import SparseMatrix
 from fem_frames.mesh.coarse import Grid, MeshArrays
 from fem_frames.mesh.geometry import Floats, Ints
@@ -172,14 +172,13 @@ class FrameArrays:
             wrong = f"its quadrature_degree is {problem.quadrature_degree}, not {self.record['quadrature_degree']}"
         elif problem.regions is not None and not np.array_equal(problem.regions(self.centres), self.regions):
             wrong = "its regions differ"
-        elif not np.allclose(problem.boundary_values("dirichlet_value", self.points), self.fields[0].lift[-1]):
-            wrong = "its dirichlet_value differs"
-        elif problem.neumann_value == 0.0 and (
-            self.neumann_load.any() or any(f.lift[-1].any() for f in self.fields[1:])
-        ):
-            wrong = "its neumann_value is zero, but the frame has Neumann data"
         if wrong:
-            raise ValueError(f"problem {name} does not fit the frame, made for {made}: {wrong}; export it again")
+            raise self.misfit(problem, wrong)
+
+    def misfit(self, problem: Problem, wrong: str) -> ValueError:
+        """The error for a problem that does not fit the frame."""
+        made = self.record.get("problem")
+        return ValueError(f"problem {problem.name} does not fit the frame, made for {made}: {wrong}; export it again")
 
     def save(self, path: str | Path) -> None:
         """Writes one .npz file, either completely or not at all."""
@@ -202,7 +201,7 @@ class FrameArrays:
             check_record(record)
             count = range(record["levels"])
             elements = _elements(record, flat["points"].shape[1])
-            return cls(
+            made = cls(
                 formulation=record["formulation"],
                 first_level=record["first_level"],
                 levels=tuple(FrameLevel(*(flat[f"level{j}.{k}"] for k in _LEVEL_ARRAYS)) for j in count),
@@ -229,10 +228,12 @@ class FrameArrays:
                 record=record["record"],
                 **{name: flat[name] for name in _OWN_ARRAYS},
             )
+            check_geometry(made)
         except KeyError as error:
             raise ValueError(f"{path} lacks {error}: it is not a complete file of frame arrays") from error
         except (TypeError, ValueError, AttributeError, LookupError) as error:
             raise ValueError(f"{path} does not hold a frame: {one_line(error)}") from error
+        return made
 
     def flat(self) -> dict[str, npt.NDArray]:
         """All arrays by their names in a file."""

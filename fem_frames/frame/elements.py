@@ -20,6 +20,7 @@ import numpy as np
 from fem_frames.frame.families import FieldLevel, FrameFamily, hat_families
 from fem_frames.mesh.geometry import Floats, Ints
 from fem_frames.mesh.simplices import facet_states, spreads
+from fem_frames.messages import either
 
 _ELEMENTS: dict[str, type[Element]] = {}
 
@@ -38,6 +39,9 @@ class Element(ABC):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if "name" in vars(cls):
+            other = _ELEMENTS.get(cls.name, cls)
+            if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+                raise ValueError(f"there is an element {cls.name!r} already: choose another name for {cls.__name__}")
             _ELEMENTS[cls.name] = cls
 
     @property
@@ -203,8 +207,8 @@ def _tabulated_hats(reference: Floats, jacobian: Floats) -> tuple[Floats, Floats
 def find_element(name: str, dimension: int) -> Element:
     """The element with this name, from the library or from an imported subclass of `Element`."""
     if name not in _ELEMENTS:
-        known = ", ".join(_ELEMENTS)
-        raise ValueError(f"there is no element {name!r}, only {known}: import the module that defines it first")
+        remedy = either("give --problem FILE.py that defines it", "import the module that defines it first")
+        raise ValueError(f"there is no element {name!r}, only {', '.join(_ELEMENTS)}: {remedy}")
     return _ELEMENTS[name](dimension)
 
 

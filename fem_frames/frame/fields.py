@@ -19,14 +19,17 @@ from fem_frames.problem.definition import Problem
 
 @dataclass(frozen=True, eq=False)
 class EssentialData:
-    """Masks of the given nodal values of a field on every level, and nodal values that agree with them."""
+    """Masks of the given nodal values of a field on every level, and nodal values that agree with them.
+
+    See docs/formulations.md.
+    """
 
     fixed: tuple[npt.NDArray[np.bool_], ...]  # for each level, (simplices that carry nodal values,)
     lift: tuple[Floats, ...]  # the same shapes
 
 
 def dirichlet_values(hierarchy: MeshHierarchy, problem: Problem) -> EssentialData:
-    """u is given on the Dirichlet part of the boundary, at points."""
+    """u is given on the Dirichlet part of the boundary, at points. See docs/formulations.md."""
     fixed = hierarchy.fixed_points(problem)
     lift = np.zeros(len(hierarchy.points))
     if problem.dirichlet_value != 0.0:
@@ -36,7 +39,7 @@ def dirichlet_values(hierarchy: MeshHierarchy, problem: Problem) -> EssentialDat
 
 
 def neumann_fluxes(hierarchy: MeshHierarchy, problem: Problem) -> EssentialData:
-    """σ·n is given, as fluxes through facets, where u is not."""
+    """σ·n is given, as fluxes through facets, where u is not. See docs/formulations.md."""
     from fem_frames.frame.raviart_thomas import given_fluxes
 
     return given_fluxes(hierarchy, problem)
@@ -53,3 +56,13 @@ class Field:
     element: type[Element]
     essential: Callable[[MeshHierarchy, Problem], EssentialData] = dirichlet_values
     """Gives the boundary data that the field itself satisfies; all other data enter the loss."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ValueError(f"the name of a field is {self.name!r}; a text is expected")
+        if not isinstance(self.element, type) or not issubclass(self.element, Element):
+            raise ValueError(
+                f"the element of {self.name} is {self.element!r}; a class is expected: P1, P1Values or RT0"
+            )
+        if not callable(self.essential):
+            raise ValueError(f"essential of {self.name} is {self.essential!r}; a function of hierarchy and problem")

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fem_frames.mesh.geometry import Ints
+from fem_frames.mesh.geometry import Ints, signed_volumes
+from fem_frames.mesh.simplices import p1_gradients
 
 if TYPE_CHECKING:
     from fem_frames.frame.arrays import FrameArrays
@@ -61,6 +62,22 @@ def check_frame(frame: FrameArrays) -> None:
     _check_functions(frame)
 
 
+def check_geometry(frame: FrameArrays) -> None:
+    """Raises a ValueError unless volumes, centres and gradients follow from points and cells, for frames from files."""
+    cells = frame.levels[-1].cells
+    expected = {
+        "volumes": (frame.volumes, np.abs(signed_volumes(frame.points, cells))),
+        "centres": (frame.centres, frame.points[cells].mean(axis=1)),
+        "rule_weights": (frame.rule_weights.sum(), np.ones(())),
+        "rule_points": (frame.rule_points.sum(axis=1), np.ones(len(frame.rule_points))),
+    }
+    for j, level in enumerate(frame.levels):
+        expected[f"level{j}.gradients"] = (level.gradients, p1_gradients(frame.points, level.cells)[0])
+    for name, (found, right) in expected.items():
+        if not np.allclose(found, right, rtol=1e-6, atol=1e-6 * float(np.abs(right).max())):
+            raise ValueError(f"{name} does not follow from the points and cells: the file is damaged")
+
+
 def _check_functions(frame: FrameArrays) -> None:
     """Fields and families have tables for all levels that refer to existing simplices."""
     count, degrees = len(frame.levels), {f.name: f.degree for f in frame.fields}
@@ -73,7 +90,10 @@ def _check_functions(frame: FrameArrays) -> None:
         if sizes != [count, count]:
             raise ValueError(f"{name} has {sizes[0]} and {sizes[1]} tables for {count} levels")
         if not 0 <= degree < frame.dimension:
-            raise ValueError(f"{name} has degree {degree} in dimension {frame.dimension}")
+            raise ValueError(
+                f"{name} has degree {degree} in dimension {frame.dimension}: nodal values lie on simplices of "
+                f"dimension 0 to {frame.dimension - 1}, d + 1 on each cell"
+            )
     for j in range(count):
         where = f"of level {frame.first_level + j}"
         for f in frame.fields:

@@ -40,7 +40,8 @@ class ReferenceSolutions:
 
     @property
     def u(self) -> Floats:
-        return self.fields["u"]
+        """(B, N) nodal values of the first field."""
+        return next(iter(self.fields.values()))
 
     def save(self, path: str | Path) -> None:
         """Writes one .npz file, either completely or not at all."""
@@ -52,8 +53,8 @@ class ReferenceSolutions:
         """Reads a file of `save`; refuses anything else."""
         arrays, record = load_arrays(path, KIND, VERSION)
         fields = {name.removeprefix("field."): values for name, values in arrays.items() if name.startswith("field.")}
-        if not {"y", "loss", "field.u"} <= set(arrays):
-            raise ValueError(f"{path} lacks y, loss or u: it is not a complete file of reference solutions")
+        if not {"y", "loss"} <= set(arrays) or not fields:
+            raise ValueError(f"{path} lacks y, loss or fields: it is not a complete file of reference solutions")
         shapes = {name: 1 if name == "loss" else 2 for name in arrays}
         if any(a.dtype != np.float64 or a.ndim != shapes[name] for name, a in arrays.items()):
             raise ValueError(f"{path} holds arrays of other types or shapes than reference solutions: it is damaged")

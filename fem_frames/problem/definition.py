@@ -81,6 +81,8 @@ class Problem:
 
     def check_parameters(self, y: npt.ArrayLike) -> Floats:
         """y as (B, p) in float64, or a ValueError that says what is wrong with it."""
+        if np.iscomplexobj(y):
+            raise ValueError("y is complex; real numbers are expected")
         try:
             checked = np.asarray(y, np.float64)
         except (TypeError, ValueError) as error:

@@ -128,6 +128,7 @@ def solve(
     wide = _check_accuracy(formulation.frame.dtype, tol, refine)
     exact = formulation if wide == formulation.frame.dtype else formulation.to(wide)
     y_exact, low = y.to(wide), formulation.stable(y)
+    exact.check_density(y_exact)
     load = exact.load(y_exact)
     size = dot(load, load).sqrt()  # (B,)
     w, iterations = torch.zeros_like(load), torch.zeros(len(y), dtype=torch.int64, device=y.device)

@@ -335,7 +335,7 @@ def gradient_errors(exact: Formulation, w: Tensor, reference: ReferenceSolutions
     arrays = exact.frame.arrays
     free = exact.coordinates.free(reference.fields, exact.frame.device)
     target = exact.states(exact.coordinates.coefficients(free))
-    part = level_matrices.state_slices(arrays)["u"]
+    part = level_matrices.state_slices(arrays)[arrays.fields[0].name]
 
     def size(states: Tensor) -> Tensor:
         return states.unflatten(-1, (len(arrays.volumes), -1))[..., part].square().sum((1, 2)).sqrt()

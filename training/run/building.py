@@ -27,7 +27,7 @@ from fem_frames.operators.checking import unchecked
 from fem_frames.operators.frame import DTYPES, check_device
 from fem_frames.operators.products import SparseProduct
 from fem_frames.problem.definition import Problem
-from fem_frames.problem.loading import make_problem, recorded_problem
+from fem_frames.problem.loading import import_file, make_problem, recorded_problem
 from nets import NETS
 from nets.frame_net import FrameNet
 from nets.own import OwnNet
@@ -91,6 +91,7 @@ def _fault(device: str) -> str | None:
 def problem_of(c: Configuration, folder: Path) -> Problem:
     """The problem that a configuration names, or the problem of its frame."""
     record: Mapping[str, Any] = {}
+    import_file(c.problem or None)
     if c.frame is not None:
         own = folder / FRAME  # the original file may have moved since
         record = FrameArrays.load(own if own.exists() else c.frame).record
@@ -179,6 +180,8 @@ def make_run_loss(
     say: Say,
 ) -> Loss:
     """The loss of the run; a supervised loss needs the training set solved first."""
+    first = torch.as_tensor(samples.batch(0)[0][:4]).to(formulation.frame.device, formulation.wide)
+    formulation.check_density(first)
     reference = None
     if (parts.loss_kind or loss_kind(c.loss)).supervised:
         assert isinstance(samples, FixedSamples)
