@@ -23,8 +23,6 @@ from fem_frames.problem.parameters import Uniform
 if TYPE_CHECKING:
     from training.surrogate import Surrogate
 
-FLUX = "sigma"  # the name of the flux field in least squares
-
 
 def summary(surrogate: Surrogate, problem: Problem | None) -> str:
     """Describes problem, frame, parameters, net and test error in a few lines."""

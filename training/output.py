@@ -56,11 +56,6 @@ def written_files(path: Path, count: int = 1) -> list[Path]:
     return [*beside, path]
 
 
-def write_fields(arrays: FrameArrays, fields: Mapping[str, Floats], path: Path) -> None:
-    """Writes the fields of one solution on the finest mesh, at points (N,) or on cells (K, d)."""
-    write_series(arrays, [fields], None, path)
-
-
 def write_series(arrays: FrameArrays, steps: Sequence[Mapping[str, Floats]], y: Floats | None, path: Path) -> None:
     """Writes several solutions for y (B, p) on the finest mesh; ParaView shows them as the times 0, 1, ….
 
