@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,6 +16,15 @@ SMALL = dict(problem="quarters", formulation="least-squares", levels=4, rank=4, 
 
 
 # ---- convergence
+
+
+def test_the_relative_error_of_a_solution_that_is_zero_is_infinite(tmp_path):
+    """Not a large number: JSON has none for it."""
+    problem = replace(make_problem("quarters"), source=0.0)
+    settings = Configuration(**SMALL, epochs=1)
+    result = train(settings, tmp_path / "run", problem=problem, quiet=True)
+    assert result["test"]["mre"] is None
+    assert result["test"]["mse"] > 0
 
 
 def test_the_default_recipe_comes_close_to_the_floor(tmp_path):

@@ -54,6 +54,9 @@ class ByRegion:
         both = sorted(set(self.parameter) & set(self.fixed))
         if both:
             raise ValueError(f"region {both[0]} has both a parameter and a fixed value; give it one of them")
+        for tag in (*self.parameter, *self.fixed):
+            if isinstance(tag, str):
+                raise ValueError(f"{tag!r} is the name of a region; give its tag, the number of its physical group")
         for tag, index in self.parameter.items():
             whole_number(index, f"the parameter of region {tag}", least=0)
 
