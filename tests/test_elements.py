@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from small_runs import call_command
+from small_runs import call_command, run_command
 
 from fem_frames import (
     P1,
@@ -330,6 +330,25 @@ class Mine(QuadraticFormulation):
 
 problem = Problem(Grid((1, 1)), ByRegion({0: 0}), Uniform((0.5,), (1.5,)))
 """
+
+
+def test_commands_execute_the_problems_file_once_and_before_they_read_its_frame(tmp_path):
+    """The frame has an element that only that file defines; what a file computes is computed once."""
+    own = MINE.replace("P1Values),)", "Own),)").replace('"mine"', '"mine-once"')
+    define = "class Own(P1Values):\n    name = 'own-once'\n\nopen('executed', 'a').write('x')\n\nclass Mine"
+    (tmp_path / "once.py").write_text(own.replace("class Mine", define))
+    given = ["--problem", "once.py"]
+    train = ["--levels", 2, "--formulation", "mine-once", "--epochs", 2, "--test-samples", 0, "--rank", 2, "--quiet"]
+    ask = ["--y", "1"]
+    for arguments in (
+        ["train", *given, *train, "--out", "run"],
+        ["query", "run", *given, *ask],
+        ["condition", "--frame", "run/frame.npz", *given],
+        ["train", *given, "--frame", "run/frame.npz", *train[4:], "--out", "again"],
+    ):
+        (tmp_path / "executed").unlink(missing_ok=True)
+        run_command(*arguments, cwd=tmp_path)
+        assert (tmp_path / "executed").read_text() == "x", arguments
 
 
 def test_commands_know_a_formulation_that_the_problems_file_defines(tmp_path):

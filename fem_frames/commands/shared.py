@@ -18,7 +18,7 @@ from fem_frames.frame.arrays import FrameArrays
 from fem_frames.mesh.geometry import Floats
 from fem_frames.problem.catalogue import PROBLEMS
 from fem_frames.problem.definition import REFINEMENTS, Problem
-from fem_frames.problem.loading import import_file, make_problem, recorded_problem
+from fem_frames.problem.loading import make_problem, recorded_problem
 from fem_frames.progress import terminal_bar
 
 
@@ -131,15 +131,16 @@ def check_norm(parsed: argparse.Namespace, surrogate: Any) -> None:
 
 def load_run(parsed: argparse.Namespace) -> Any:
     """Loads the surrogate of a run."""
-    from training.surrogate import Surrogate
+    from training.surrogate import FRAME, Surrogate
 
     if parsed.set and parsed.problem is None:
         raise ValueError("--set goes with --problem; the problem of a run has the options it was trained with")
     device = getattr(parsed, "device", "cpu")
     if parsed.problem is None:
         return Surrogate.load(parsed.folder, device=device)
-    import_file(parsed.problem)
-    record = Surrogate.load(parsed.folder).arrays.record
+    # The problem first: its file may define the element or the formulation of the frame.
+    frame = parsed.folder / FRAME
+    record = FrameArrays.record_of(frame) if frame.is_file() else {}
     options = options_of(parsed.set) if parsed.set else None
     return Surrogate.load(parsed.folder, recorded_problem(record, parsed.problem, options), device)
 
@@ -166,7 +167,6 @@ def frame_from_file(parsed: argparse.Namespace) -> FrameArrays:
     for name in ("levels", "refinement", "first_level"):
         if getattr(parsed, name) is not None:
             raise ValueError(f"--{name.replace('_', '-')} is decided by the file given as --frame: leave it out")
-    import_file(parsed.problem)
     arrays = FrameArrays.load(parsed.frame)
     if parsed.formulation not in (None, arrays.formulation):
         raise ValueError(f"{parsed.frame} is a frame for {arrays.formulation}, not for {parsed.formulation}")
@@ -178,10 +178,11 @@ def frame_from_file(parsed: argparse.Namespace) -> FrameArrays:
 def frame_of(parsed: argparse.Namespace) -> tuple[FrameArrays, Problem]:
     """The frame and its problem, from a file or made by DOLFINx."""
     if parsed.frame is not None:
-        arrays = frame_from_file(parsed)
         if parsed.problem is None:
+            arrays = frame_from_file(parsed)
             return arrays, _recorded_problem(parsed.frame, arrays)
-        problem = problem_of(parsed)
+        problem = problem_of(parsed)  # before the frame: its file may define the frame's element
+        arrays = frame_from_file(parsed)
         arrays.check_problem(problem)
         return arrays, problem
     if parsed.problem is None or parsed.levels is None:

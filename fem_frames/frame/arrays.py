@@ -193,6 +193,16 @@ class FrameArrays:
         }
         save_arrays(path, KIND, VERSION, self.flat(), record, compress=True)
 
+    @staticmethod
+    def record_of(path: str | Path) -> dict[str, Any]:
+        """The record in a file of `save`: problem, options and versions. Needs no elements of users."""
+        record = load_arrays(path, KIND, VERSION)[1]
+        try:
+            check_record(record)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(f"{path} does not hold a frame: {one_line(error)}") from error
+        return dict(record["record"])
+
     @classmethod
     def load(cls, path: str | Path) -> FrameArrays:
         """Reads a file of `save`; refuses anything else."""

@@ -108,16 +108,6 @@ def _check_options(name: str, make: Callable[..., Problem], options: dict[str, A
                     raise ValueError(f"option {key} of {name} is {value!r:.60}; a {word} is expected")
 
 
-def import_file(name: str | None) -> None:
-    """Executes the file of a problem that the caller names, for the elements and formulations that it defines.
-
-    Frames that are made of them can be read afterwards. Built-in problems have none.
-    """
-    if name is not None and is_file(name):
-        file, attribute = _split(name)
-        _load(Path(file), attribute)
-
-
 def _load(path: Path, attribute: str) -> Any:
     """The object with this name in the file. Modules in its folder are found last: they replace no installed ones."""
     try:

@@ -27,7 +27,7 @@ from fem_frames.operators.checking import unchecked
 from fem_frames.operators.frame import DTYPES, check_device
 from fem_frames.operators.products import SparseProduct
 from fem_frames.problem.definition import Problem
-from fem_frames.problem.loading import import_file, make_problem, recorded_problem
+from fem_frames.problem.loading import make_problem, recorded_problem
 from nets import NETS
 from nets.frame_net import FrameNet
 from nets.own import OwnNet
@@ -91,10 +91,9 @@ def _fault(device: str) -> str | None:
 def problem_of(c: Configuration, folder: Path) -> Problem:
     """The problem that a configuration names, or the problem of its frame."""
     record: Mapping[str, Any] = {}
-    import_file(c.problem or None)
     if c.frame is not None:
         own = folder / FRAME  # the original file may have moved since
-        record = FrameArrays.load(own if own.exists() else c.frame).record
+        record = FrameArrays.record_of(own if own.exists() else c.frame)
     if c.problem:
         try:
             problem = make_problem(c.problem, **c.options)
