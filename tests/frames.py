@@ -30,7 +30,7 @@ def mixed(d):
         source=lambda x, y: 1 + y[..., 1] * x[..., 0] ** 2,
         dirichlet=lambda x: np.isclose(x[:, 0], 0),
         dirichlet_value=lambda x: 1 + x[:, 0] + x[:, -1],
-        neumann_value=lambda x: 0.5 + x[:, -1],
+        neumann={"rest": lambda x: 0.5 + x[:, -1]},
         quadrature_degree=4,
     )
 

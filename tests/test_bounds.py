@@ -159,7 +159,7 @@ def test_the_energy_error_is_bounded_with_boundary_data_of_both_kinds(d, levels,
         parameters=Uniform((1.0,), (100.0,)),
         dirichlet=lambda x: np.isclose(x[:, 0], 0),
         dirichlet_value=lambda x: 1 + x[:, -1],
-        neumann_value=0.5,
+        neumann={"rest": 0.5},
     )
     made = formulation_on(problem, levels, name)
     y = torch.tensor([[1.0], [9.0], [100.0]], dtype=torch.float64)

@@ -167,7 +167,10 @@ def test_large_coarse_meshes_have_their_harmonic_fields_too(monkeypatch):
 def test_the_lift_takes_the_given_fluxes(d):
     """On every level ∫ h over each facet; it adds up to the integral over the boundary part, outwards."""
     problem = dataclasses.replace(
-        _box(d), dirichlet=lambda x: np.isclose(x[:, 0], 0), neumann_value=lambda x: 1 + x[:, 0], quadrature_degree=3
+        _box(d),
+        dirichlet=lambda x: np.isclose(x[:, 0], 0),
+        neumann={"rest": lambda x: 1 + x[:, 0]},
+        quadrature_degree=3,
     )
     arrays = exported(problem, 3 if d < 3 else 1)
     sigma = arrays.fields[1]

@@ -87,16 +87,16 @@ def test_bad_parameters_are_named(y, message):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (lambda x, y: x, "neumann_value fails in .*test_problem.py, line [0-9]+, in <lambda>: TypeError"),
-        (lambda x: x[:, 7], "neumann_value fails in .*test_problem.py, line .*: IndexError"),
-        (lambda x: np.ones(3), r"neumann_value has values of shape .* x\[:, i\], with n values"),
-        (lambda x: np.full(len(x), np.inf), r"neumann_value is not finite at x = \[0.0, 0.0\]"),
+        (lambda x: x + "", "neumann.'rest'. fails in .*test_problem.py, line [0-9]+, in <lambda>: .*Error"),
+        (lambda x: x[:, 7], "neumann.'rest'. fails in .*test_problem.py, line .*: IndexError"),
+        (lambda x: np.ones(3), r"neumann.'rest'. has values of shape .* x\[:, i\], with n values"),
+        (lambda x: np.full(len(x), np.inf), r"neumann.'rest'. is not finite at x = \[0.0, 0.0\]"),
     ],
 )
 def test_bad_boundary_data_are_named(value, message):
-    problem = square(dirichlet=lambda x: x[:, 0] < 0.5, neumann_value=value)
+    problem = square(dirichlet=lambda x: x[:, 0] < 0.5, neumann={"rest": value})
     with pytest.raises(ValueError, match=message):
-        problem.boundary_values("neumann_value", np.zeros((4, 2)))
+        problem.conditions[1].value.at(np.zeros((4, 2)))
 
 
 @pytest.mark.parametrize("levels", [0, -1, 1, 2.5, "3", True])
@@ -119,8 +119,12 @@ def test_bad_levels_are_refused(levels):
         (lambda: square(dirichlet="left"), "dirichlet is 'left'"),
         (lambda: square(dirichlet=2.5), "dirichlet is 2.5"),
         (lambda: square(dirichlet=()), "at least one facet tag"),
-        (lambda: square(neumann_value=1.0), "choose a part of it as dirichlet"),
-        (lambda: square(dirichlet_value=np.ones(3)), "dirichlet_value is .* it must be a number or a function"),
+        (lambda: square(neumann={"rest": 1.0}), "name the parts in dirichlet"),
+        (lambda: square(neumann_value=1.0), "give neumann by group"),
+        (
+            lambda: square(dirichlet_value=np.ones(3)),
+            "dirichlet_value is .* it must be a number, a Parameter or a function",
+        ),
         (lambda: square(options={"a": np.ones(2)}), "recorded as JSON"),
         (lambda: square(quadrature_degree=1), "quadrature_degree is 1; a whole number of at least 2"),
         (lambda: square(quadrature_degree=2.5), "quadrature_degree is 2.5"),
@@ -182,7 +186,7 @@ def test_coefficients_that_mix_up_their_axes_are_named(coefficient, message):
 
 def test_facet_tags_come_in_many_forms():
     for tags in (3, (3,), [3], {3}, np.array([3])):
-        assert square(dirichlet=tags).dirichlet == (3,)
+        assert square(dirichlet=tags).conditions[0].where == (3,)
 
 
 def test_functions_of_x_alone_are_named():

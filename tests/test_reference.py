@@ -162,7 +162,7 @@ def test_given_boundary_data_are_met_exactly_by_linear_solutions(d):
         source=0.0,
         dirichlet=lambda x: np.isclose(x[:, 0], 0) | (np.isclose(x[:, 0], 1) & (d > 1)),
         dirichlet_value=u,
-        neumann_value=flux,
+        neumann={"rest": flux},
     )
     points = MeshHierarchy.from_problem(problem, 3).points
     for formulation in ("energy", "least-squares")[: 1 + (d == 1)]:

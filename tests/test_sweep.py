@@ -174,7 +174,7 @@ def disk(radius=0.2, value=1.0, source=1.0, neumann=0.0):
         source=source,
         regions=lambda x: (np.linalg.norm(x - 0.5, axis=1) < radius).astype(int),
         dirichlet=lambda x: np.isclose(x[:, 0], 0),
-        neumann_value=neumann,
+        neumann={"rest": neumann},
     )
 
 

@@ -31,7 +31,7 @@ modes = lambda x: 0.4 * np.stack([np.cos(np.pi * x[..., 0]), x[..., 1] ** 2], ax
 data = dict(
     dirichlet=lambda x: np.isclose(x[:, 0], 0),
     dirichlet_value=lambda x: 1 + x[:, 0] * x[:, 1],
-    neumann_value=lambda x: 0.5 + x[:, 1],
+    neumann={"rest": lambda x: 0.5 + x[:, 1]},
 )
 left = lambda x: np.where(x[:, 0] < 0.5, 7, 3)
 """

@@ -41,7 +41,8 @@ def refine(coarse: MeshArrays, levels: int, refinement: str = "red") -> MeshHier
         level, points, cell_number = _renumber(meshes[-1], points, fine, cell_number[parent])
         meshes.append(level)
         mesh = fine
-    return MeshHierarchy(points, tuple(meshes), coarse.regions, _facet_tags(coarse, facets), refinement)
+    tags, names = _facet_tags(coarse, facets), (coarse.facet_names, coarse.region_names)
+    return MeshHierarchy(points, tuple(meshes), coarse.regions, tags, refinement, *names)
 
 
 # Edges by their ends; the 2^d children by corners 0, …, d of the cell and then the midpoints of its edges, in order.

@@ -39,9 +39,10 @@ def check_boundary(arrays: FrameArrays, kind: type[Formulation], problem: Proble
     """Raises a ValueError if the frame has other boundary data than the problem, in fields that take them."""
     for field, f in zip(kind.fields, arrays.fields, strict=True):
         if field.essential is dirichlet_values:
-            values = problem.boundary_values("dirichlet_value", arrays.points)
-            if not np.allclose(values, f.lift[-1]):
-                raise arrays.misfit(problem, "its dirichlet_value differs")
+            value = next((c.value for c in problem.conditions if c.kind == "dirichlet"), None)
+            if value is not None and not np.allclose(value.at(arrays.points), f.lift[-1]):
+                raise arrays.misfit(problem, "its Dirichlet data differ")
         given = field.essential is neumann_fluxes and f.lift[-1].any()
-        if problem.neumann_value == 0.0 and (given or arrays.neumann_load.any()):
-            raise arrays.misfit(problem, "its neumann_value is zero, but the frame has Neumann data")
+        without = all(c.value.is_zero for c in problem.conditions if c.kind == "neumann")
+        if without and (given or arrays.neumann_load.any()):
+            raise arrays.misfit(problem, "it has no Neumann data, but the frame has")

@@ -17,6 +17,7 @@ from fem_frames.frame.arrays import FrameArrays
 from fem_frames.frame.elements import Element
 from fem_frames.mesh.geometry import Floats, Ints
 from fem_frames.mesh.hierarchy import MeshHierarchy
+from fem_frames.problem.boundary import BoundaryValue
 from fem_frames.problem.definition import Problem
 
 
@@ -67,22 +68,25 @@ class Discretisation:
 
 def neumann_load(hierarchy: MeshHierarchy, problem: Problem) -> Floats:
     """(N,) integrals of h times the finest hats over the Neumann part."""
-    load = np.zeros(len(hierarchy.points))
-    if problem.neumann_value == 0.0:
-        return load
+    load, part = np.zeros(len(hierarchy.points)), hierarchy.condition_facets(problem)[hierarchy.finest.facet_origin]
+    for number, condition in enumerate(problem.conditions):
+        if condition.kind == "neumann" and not condition.value.is_zero:
+            _add_load(load, hierarchy, hierarchy.finest.facets[part == number], condition.value, problem)
+    return load
+
+
+def _add_load(load: Floats, hierarchy: MeshHierarchy, facets: Ints, h: BoundaryValue, problem: Problem) -> None:
     from fem_frames.fenicsx import door
 
-    facets = hierarchy.finest.facets[~hierarchy.dirichlet_facets(problem)[hierarchy.finest.facet_origin]]
     d = hierarchy.dimension
     if d == 1:
-        np.add.at(load, facets[:, 0], problem.boundary_values("neumann_value", hierarchy.points[facets[:, 0]]))
-        return load
+        np.add.at(load, facets[:, 0], h.at(hierarchy.points[facets[:, 0]]))
+        return
     hats, weights = door.barycentric_quadrature(d - 1, problem.quadrature_degree)  # (Q, d), (Q,)
     corners = hierarchy.points[facets]  # (F, d, d)
     x = np.einsum("qn,fnd->fqd", hats, corners)
-    h = problem.boundary_values("neumann_value", x.reshape(-1, d)).reshape(x.shape[:2])
-    np.add.at(load, facets, np.einsum("f,q,fq,qn->fn", _areas(corners), weights, h, hats))
-    return load
+    values = h.at(x.reshape(-1, d)).reshape(x.shape[:2])
+    np.add.at(load, facets, np.einsum("f,q,fq,qn->fn", _areas(corners), weights, values, hats))
 
 
 def _areas(corners: Floats) -> Floats:

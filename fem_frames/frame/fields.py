@@ -32,9 +32,10 @@ def dirichlet_values(hierarchy: MeshHierarchy, problem: Problem) -> EssentialDat
     """u is given on the Dirichlet part of the boundary, at points. See docs/formulations.md."""
     fixed = hierarchy.fixed_points(problem)
     lift = np.zeros(len(hierarchy.points))
-    if problem.dirichlet_value != 0.0:
+    given = [condition.value for condition in problem.conditions if condition.kind == "dirichlet"]
+    if not all(value.is_zero for value in given):
         # The data are interpolated everywhere, not only on the boundary: a smooth lift keeps its digits in float16.
-        lift = problem.boundary_values("dirichlet_value", hierarchy.points).copy()
+        lift = given[0].at(hierarchy.points).copy()
     return EssentialData(fixed, tuple(lift[: len(mask)].copy() for mask in fixed))
 
 

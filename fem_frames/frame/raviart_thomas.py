@@ -36,6 +36,7 @@ from fem_frames.mesh.simplices import (
     prolongation_entries,
     signed_volumes,
 )
+from fem_frames.problem.boundary import BoundaryValue
 from fem_frames.problem.definition import Problem
 
 CURL = "curl"  # the name of the family, in files too
@@ -145,11 +146,11 @@ def flux_lift(hierarchy: MeshHierarchy, problem: Problem, levels: list[FluxLevel
     The coarsest lift has the least H(div) norm; each finer one is its prolongation, corrected on the given facets. No
     level changes much, so the lift is as smooth as the data allow and loses no digits in half precision.
     """
-    if problem.neumann_value == 0.0 or not levels[0].fixed.any():
+    if not levels[0].fixed.any() or all(c.value.is_zero for c in problem.conditions if c.kind == "neumann"):
         return tuple(np.zeros(len(level.facets)) for level in levels)
     lifts: list[Floats] = []
     for j, level in enumerate(levels):
-        given = _facet_fluxes(problem, level)
+        given = _facet_fluxes(problem, level, _conditions(hierarchy, problem, j, level))
         if j:
             values = _prolongation(levels[j - 1], level, hierarchy.levels[j].ends) @ lifts[-1]
             values[level.fixed] = given
@@ -164,7 +165,14 @@ def flux_lift(hierarchy: MeshHierarchy, problem: Problem, levels: list[FluxLevel
     return tuple(lifts)
 
 
-def _facet_fluxes(problem: Problem, level: FluxLevel) -> Floats:
+def _conditions(hierarchy: MeshHierarchy, problem: Problem, j: int, level: FluxLevel) -> Ints:
+    """For each fixed facet of level j the number of its condition, -1 if it is insulated."""
+    found, of_level = np.full(len(level.facets), -1), hierarchy.levels[j]
+    found[find(of_level.facets, level.facets)] = hierarchy.condition_facets(problem)[of_level.facet_origin]
+    return np.asarray(found[level.fixed])
+
+
+def _facet_fluxes(problem: Problem, level: FluxLevel, part: Ints) -> Floats:
     """∫ h over the facets where σ·n = h is given, as fluxes towards the positive side of each facet."""
     points, cells, d = level.mesh.points, level.mesh.cells, level.mesh.dimension
     facets = level.facets[level.fixed]
@@ -174,12 +182,23 @@ def _facet_fluxes(problem: Problem, level: FluxLevel) -> Floats:
     owner[of_cells] = np.arange(len(cells))[:, None]
     inside = points[cells[owner[level.fixed]]].mean(axis=1)
     outward = np.sign((normal * (points[facets].mean(axis=1) - inside)).sum(axis=1))
+    found = np.zeros(len(facets))
+    for number, condition in enumerate(problem.conditions):
+        own = part == number
+        if condition.kind == "neumann" and own.any():
+            found[own] = _facet_means(condition.value, points[facets[own]], problem.quadrature_degree)
+    size = np.ones(len(facets)) if d == 1 else np.linalg.norm(normal, axis=1)
+    return np.asarray(outward * size * found)
+
+
+def _facet_means(h: BoundaryValue, corners: Floats, degree: int) -> Floats:
+    """(F,) means of h over facets with these corners (F, d, d)."""
+    d = corners.shape[2]
     if d == 1:
-        return outward * problem.boundary_values("neumann_value", points[facets[:, 0]])
-    hats, weights = door.barycentric_quadrature(d - 1, problem.quadrature_degree)  # (Q, d), (Q,)
-    x = np.einsum("qn,fnd->fqd", hats, points[facets])
-    h = problem.boundary_values("neumann_value", x.reshape(-1, d)).reshape(x.shape[:2])
-    return np.asarray(outward * np.linalg.norm(normal, axis=1) * (h @ weights))
+        return h.at(corners[:, 0])
+    hats, weights = door.barycentric_quadrature(d - 1, degree)  # (Q, d), (Q,)
+    x = np.einsum("qn,fnd->fqd", hats, corners)
+    return np.asarray(h.at(x.reshape(-1, d)).reshape(x.shape[:2]) @ weights)
 
 
 def _prolongation(coarse: FluxLevel, fine: FluxLevel, ends: Ints) -> sparse.csr_array:

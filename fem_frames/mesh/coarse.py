@@ -5,6 +5,7 @@ K cells, N points, F facets, d dimension.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -59,6 +60,10 @@ class MeshArrays:
     regions: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # (K,) tags, empty: all 0
     facets: Ints = field(default_factory=lambda: np.zeros((0, 1), np.int64))  # (F, d) tagged boundary facets
     facet_tags: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # (F,)
+    region_names: Mapping[str, int] = field(default_factory=dict)
+    """Names of region tags: {"steel": 1}."""
+    facet_names: Mapping[str, int] = field(default_factory=dict)
+    """Names of facet tags: {"inflow": 7}."""
 
     def __post_init__(self) -> None:
         points = checked_array(self.points, np.float64, "points", 2)

@@ -9,7 +9,8 @@ N points, K cells, F boundary facets, d dimension, J the finest level.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import numpy as np
 from fem_frames.mesh.coarse import Grid, MeshArrays
 from fem_frames.mesh.geometry import Floats, Ints
 from fem_frames.mesh.simplices import SimplexMesh
+from fem_frames.problem.boundary import ALL, REST, Condition
 from fem_frames.problem.callbacks import calling
 from fem_frames.problem.definition import Problem
 
@@ -46,6 +48,10 @@ class MeshHierarchy:
     coarse_regions: Ints  # (K of level 0,)
     coarse_facet_tags: Ints  # (F of level 0,), -1 where the mesh has no tag
     refinement: str = "red"
+    facet_names: Mapping[str, int] = field(default_factory=dict)
+    """Tags of the boundary groups that have a name."""
+    region_names: Mapping[str, int] = field(default_factory=dict)
+    """Tags of the regions that have a name."""
     source: Any = None
     """The `Problem.mesh` that was refined."""
 
@@ -105,7 +111,7 @@ class MeshHierarchy:
         if mine is None:
             return
         if isinstance(mine, MeshArrays) and isinstance(other, MeshArrays):
-            names = ("points", "cells", "regions", "facets", "facet_tags")
+            names = ("points", "cells", "regions", "facets", "facet_tags")  # names do not change the hierarchy
             same = all(np.array_equal(getattr(mine, name), getattr(other, name)) for name in names)
         elif isinstance(mine, str | Path) and isinstance(other, str | Path):
             same = Path(mine) == Path(other)
@@ -114,18 +120,45 @@ class MeshHierarchy:
         if not same or self.refinement != problem.refinement:
             raise ValueError(f"the hierarchy is not of the mesh of {problem.name}; use MeshHierarchy.from_problem")
 
+    def condition_facets(self, problem: Problem) -> Ints:
+        """(F of level 0,) number of the condition in `problem.conditions` of each boundary facet, -1 if insulated."""
+        found = np.full(len(self.levels[0].facets), -1)
+        rest: list[int] = []
+        for number, condition in enumerate(problem.conditions):
+            if condition.where == (REST,):
+                rest.append(number)
+                continue
+            chosen = self._facets_of(condition)
+            twice = np.flatnonzero(chosen & (found >= 0))
+            if len(twice):
+                other = problem.conditions[found[twice[0]]]
+                where = self.points[self.levels[0].facets[twice[0]]].tolist()
+                raise ValueError(f"{other.text} and {condition.text} both hold on the boundary facet {where}")
+            found[chosen] = number
+        for number in rest:
+            found[found < 0] = number
+        return found
+
     def dirichlet_facets(self, problem: Problem) -> np.ndarray:
         """(F of level 0,) whether u is given on each boundary facet of the coarse mesh."""
-        facets = self.levels[0].facets
-        if isinstance(problem.dirichlet, str):
-            return np.ones(len(facets), bool)
-        if callable(problem.dirichlet):
-            return self._facets_where(problem.dirichlet)
-        known = sorted(set(self.coarse_facet_tags.tolist()) - {-1})
-        unknown = sorted(set(problem.dirichlet) - set(known))
-        if unknown:
-            raise ValueError(f"no boundary facet carries the tag {unknown[0]}; the mesh has {known or 'no facet tags'}")
-        return np.isin(self.coarse_facet_tags, problem.dirichlet)
+        kinds = np.array([*(condition.kind == "dirichlet" for condition in problem.conditions), False])
+        return np.asarray(kinds[self.condition_facets(problem)])
+
+    def _facets_of(self, condition: Condition) -> np.ndarray:
+        """(F of level 0,) whether the condition names the facet."""
+        if callable(condition.where):
+            return self._facets_where(condition.where)
+        if condition.where == (ALL,):
+            return np.ones(len(self.levels[0].facets), bool)
+        tags = [self.facet_names.get(group, -1) if isinstance(group, str) else group for group in condition.where]
+        known = set(self.coarse_facet_tags.tolist()) - {-1}
+        for group, tag in zip(condition.where, tags, strict=True):
+            if tag not in known:
+                names = [repr(name) for name, number in self.facet_names.items() if number in known]
+                has = ", ".join([*names, *(str(k) for k in sorted(known - set(self.facet_names.values())))])
+                what = f"is called {group!r}" if isinstance(group, str) else f"carries the tag {group}"
+                raise ValueError(f"no boundary facet {what}; the mesh has {has or 'no facet tags'}")
+        return np.isin(self.coarse_facet_tags, tags)
 
     def _facets_where(self, indicator: Any) -> np.ndarray:
         """(F of level 0,) where the function is true at the midpoints of all finest facets inside a coarse facet."""

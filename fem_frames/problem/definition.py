@@ -11,15 +11,16 @@ from __future__ import annotations
 import json
 import numbers as numbers_of
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fem_frames.mesh.coarse import Grid, MeshArrays
 from fem_frames.mesh.geometry import Floats, Ints
+from fem_frames.problem.boundary import Condition, make_conditions
 from fem_frames.problem.callbacks import calling
 from fem_frames.problem.coefficients import HOW, Array, ByRegion, Coefficient, Tabulated
 from fem_frames.problem.evaluation import PointData
@@ -31,7 +32,7 @@ REFINEMENTS = ("red", "dolfinx")
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """−div(a_y ∇u) = f_y in the domain, u = g on its Dirichlet part, a_y ∂u/∂n = h on the rest.
+    """−div(a_y ∇u) = f_y in the domain, with Dirichlet, Neumann and Robin conditions on groups of its boundary.
 
     See docs/problems.md.
     """
@@ -42,12 +43,15 @@ class Problem:
     parameters: Uniform | Gaussian
     source: float | Callable[[Array, Array], Array] = 1.0
     """f: a number, or a function of x (K, Q, d) and y (B, 1, 1, p) like `Pointwise`."""
-    dirichlet: str | tuple[int, ...] | Callable[[Floats], npt.ArrayLike] = "all"
-    """Where u is given: "all" of the boundary, facets with these tags, or where a function of x (n, d) is true."""
-    dirichlet_value: float | Callable[[Floats], npt.ArrayLike] = 0.0
-    """g: a number, or a function of x (n, d), defined and smooth on the whole domain."""
-    neumann_value: float | Callable[[Floats], npt.ArrayLike] = 0.0
-    """h: a number, or a function of x (n, d)."""
+    dirichlet: Any = "all"
+    """Groups with their values, {"inflow": 0.0}. Or where u is `dirichlet_value`: "all" of the boundary, facets with
+    these tags, or where a function of x (n, d) is true."""
+    dirichlet_value: Any = 0.0
+    """g, if `dirichlet` has no values: like the values of groups defined and smooth on the whole domain."""
+    neumann: Mapping[Any, Any] = field(default_factory=dict)
+    """h by group, {"inflow": 1.0}; {"rest": 1.0} for all of the boundary that no other condition names."""
+    robin: Mapping[Any, Any] = field(default_factory=dict)
+    """(k, u_outside) by group: a_y ∂u/∂n = k (u_outside - u)."""
     regions: Callable[[Floats], npt.ArrayLike] | None = None
     """Maps midpoints (K, d) of the finest cells to region tags; None: cells inherit the tags of the mesh."""
     refinement: str = "red"
@@ -61,9 +65,19 @@ class Problem:
     name: str = "custom"
     options: Mapping[str, Any] = field(default_factory=dict)
     """The arguments of `make_problem`, for the record."""
+    neumann_value: InitVar[Any] = None
+    """Refused: earlier versions let it act on all of the boundary without Dirichlet data."""
+    conditions: tuple[Condition, ...] = field(init=False, repr=False, default=())
+    """The boundary conditions, Dirichlet ones first; what none of them covers is insulated."""
 
-    def __post_init__(self) -> None:
-        _check_boundary(self)
+    def __post_init__(self, neumann_value: Any) -> None:
+        if neumann_value is not None:
+            raise ValueError(
+                "neumann_value acted on all of the boundary without Dirichlet data, holes included: give neumann by "
+                "group, {'inflow': h}, or {'rest': h} for all that no other condition names"
+            )
+        made = make_conditions(self.dirichlet, self.dirichlet_value, self.neumann, self.robin)
+        object.__setattr__(self, "conditions", made)
         _check_data(self)
 
     def check_levels(self, levels: int) -> int:
@@ -137,49 +151,13 @@ class Problem:
         data.check_source(f, y)
         return np.broadcast_to(f, (len(y), *points.shape[:2]))
 
-    def boundary_values(self, name: Literal["dirichlet_value", "neumann_value"], points: Floats) -> Floats:
-        """(n,) values of g or h at points (n, d)."""
-        data = getattr(self, name)
-        with calling(name, data, "it is a number or a function of x (n, d), x[:, i], with n values"):
-            found = data(points) if callable(data) else data
-        try:
-            values = np.broadcast_to(np.asarray(found, np.float64), len(points))
-        except (TypeError, ValueError) as error:
-            raise ValueError(
-                f"{name} has values of shape {np.shape(found)} for x of shape {points.shape}; it is a number or a "
-                "function of x (n, d), x[:, i], with n values"
-            ) from error
-        if not np.isfinite(values).all():
-            raise ValueError(f"{name} is not finite at x = {points[~np.isfinite(values)][0].tolist()}")
-        return values
-
-
-def _check_boundary(problem: Problem) -> None:
-    """Raises a ValueError for bad boundary data; turns facet tags into a tuple of int."""
-    if isinstance(problem.dirichlet, str) and problem.dirichlet != "all":
-        raise ValueError(f"dirichlet is {problem.dirichlet!r}; give 'all', facet tags, or a function of x")
-    if not isinstance(problem.dirichlet, str) and not callable(problem.dirichlet):
-        tags = np.atleast_1d(
-            np.asarray(list(problem.dirichlet) if isinstance(problem.dirichlet, set) else problem.dirichlet)
-        )
-        if not np.issubdtype(tags.dtype, np.integer):
-            raise ValueError(
-                f"dirichlet is {problem.dirichlet!r}; give 'all', at least one facet tag, (1, 2), or a function of x"
-            )
-        object.__setattr__(problem, "dirichlet", tuple(int(tag) for tag in tags))
-    for name in ("dirichlet_value", "neumann_value", "source"):
-        if not callable(getattr(problem, name)) and not isinstance(getattr(problem, name), numbers_of.Real):
-            raise ValueError(f"{name} is {getattr(problem, name)!r}; it must be a number or a function")
-    if problem.regions is not None and not callable(problem.regions):
-        raise ValueError(f"regions is {problem.regions!r}; give a function of x, or None for the tags of the mesh")
-    if isinstance(problem.dirichlet, str) and (callable(problem.neumann_value) or problem.neumann_value != 0):
-        raise ValueError(
-            "neumann_value is given, but u is given on all of the boundary: choose a part of it as dirichlet"
-        )
-
 
 def _check_data(problem: Problem) -> None:
-    """Raises a ValueError for a bad coefficient, parameters or options; turns numbers into int."""
+    """Raises a ValueError for a bad source, coefficient, parameters or options; turns numbers into int."""
+    if not callable(problem.source) and not isinstance(problem.source, numbers_of.Real):
+        raise ValueError(f"source is {problem.source!r}; it must be a number or a function")
+    if problem.regions is not None and not callable(problem.regions):
+        raise ValueError(f"regions is {problem.regions!r}; give a function of x, or None for the tags of the mesh")
     try:
         json.dumps(dict(problem.options))
     except (TypeError, ValueError) as error:

@@ -96,7 +96,7 @@ def described_problem(
         source=_number(parts["source"], "the source"),
         dirichlet=_unknown,
         dirichlet_value=_NodalValues(points, lift),
-        neumann_value=_unknown,
+        neumann={"rest": _unknown},
         name=str(record.get("problem")),
         options=dict(record.get("options", {})),
         quadrature_degree=record.get("quadrature_degree", 2),
