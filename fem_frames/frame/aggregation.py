@@ -32,7 +32,8 @@ def nested_spaces(matrix: Any, nodes: Ints, candidates: Floats, coarsest: int) -
     """
     A, of_node, near_kernel = sparse.csr_array(matrix), np.asarray(nodes), np.asarray(candidates, np.float64)
     basis: Any = sparse.identity(A.shape[0], format="csr")
-    graph, found = _graph(A, of_node), []
+    graph = _graph(A, of_node)
+    found: list[Any] = []
     while A.shape[0] > coarsest:
         aggregate = _aggregates(graph)
         tentative, of_node, near_kernel = _tentative(aggregate[of_node], near_kernel)

@@ -17,7 +17,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fem_frames.frame.coarse_space import coarse_level, h1_matrix, scalar_chain
 from fem_frames.frame.families import FieldLevel, FrameFamily, hat_families
 from fem_frames.frame.sparse import SparseMatrix
 from fem_frames.mesh.geometry import Floats, Ints
@@ -130,9 +129,13 @@ class P1(Element):
         return np.ones((len(cells), self.state_size))
 
     def norm_matrix(self, level: FieldLevel) -> Any:
+        from fem_frames.frame.coarse_space import h1_matrix
+
         return h1_matrix(level.mesh, level.length)
 
     def coarse_functions(self, level: FieldLevel, limit: int) -> SparseMatrix:
+        from fem_frames.frame.coarse_space import coarse_level, scalar_chain
+
         norm = self.norm_matrix(level)
         return coarse_level([scalar_chain(norm, level.free, limit)], norm, level.free)
 
