@@ -40,6 +40,7 @@ def export_frame(
     first = _first_level(data, problem.first_level if first_level is None else first_level)
     rule_points, rule_weights = door.barycentric_quadrature(hierarchy.dimension, problem.quadrature_degree)
     choice, length = check_coarse(problem.coarse if coarse is None else coarse), hierarchy.length(problem)
+    first_choice = "none" if problem.normalisation == "energy" else choice
     levels, meshes = [], hierarchy.meshes[first:]
     for j, mesh in enumerate(meshes, start=first):
         ends = hierarchy.levels[j].ends if j > first else np.zeros((0, 2), np.int64)
@@ -49,12 +50,12 @@ def export_frame(
     for f in data.fields:
         of_levels = [FieldLevel(mesh, fixed, length) for mesh, fixed in zip(meshes, f.fixed[first:], strict=True)]
         fields.append(FrameField(f.name, f.element, tuple(level.free for level in of_levels), f.lift[first:]))
-        for family in _with_coarse(f.element, f.element.families(f.name, of_levels), of_levels[0], choice):
+        for family in _with_coarse(f.element, f.element.families(f.name, of_levels), of_levels[0], first_choice):
             taken = family.name in {other.name for other in families}
             families.append(replace(family, name=f"{family.name} of {f.name}") if taken else family)
     # Nodal families come first, in the order of the fields: nets and files rely on this order.
     families.sort(key=lambda family: family.name != family.field)
-    return FrameArrays(
+    made = FrameArrays(
         formulation=formulation,
         first_level=first,
         points=data.points.copy(),
@@ -73,9 +74,15 @@ def export_frame(
             "options": dict(problem.options),
             "refinement": problem.refinement,
             "quadrature_degree": problem.quadrature_degree,
+            **({"normalisation": problem.normalisation} if problem.normalisation != "H1" else {}),
             **door.versions(),
         },
     )
+    if problem.normalisation == "energy":
+        from fem_frames.formulations.normalisation import in_nominal_energy
+
+        return in_nominal_energy(made, problem, choice)
+    return made
 
 
 def _with_coarse(element: Element, families: list[FrameFamily], level: FieldLevel, choice: str) -> list[FrameFamily]:
@@ -86,7 +93,7 @@ def _with_coarse(element: Element, families: list[FrameFamily], level: FieldLeve
     limit = size_limit(choice, [family.functions[0] for family in families], norm, level.free)
     if limit is None:
         return families
-    return [families[0].with_coarse(element.coarse_functions(level, limit)), *families[1:]]
+    return [families[0].with_coarse(element.coarse_functions(level, limit, norm)), *families[1:]]
 
 
 def _first_level(data: Discretisation, wanted: int) -> int:

@@ -28,6 +28,7 @@ from fem_frames.problem.parameters import Gaussian, Uniform, numbers, whole_numb
 
 LEVEL_LIMIT = 60
 REFINEMENTS = ("red", "dolfinx")
+NORMALISATIONS = ("H1", "energy")
 COARSE = ("auto", "none", "dense", "algebraic")
 
 
@@ -63,6 +64,9 @@ class Problem:
     """Coarsest level of the frame; 0 is the coarse mesh."""
     coarse: str = "auto"
     """The coarse level below the first mesh of the frame: "auto" where it is needed, "none", "dense", "algebraic"."""
+    normalisation: str = "H1"
+    """"H1": frame functions have norm one in H1 or H(div). "energy": they have energy one for the nominal y, which is
+    better conditioned for strong reactions and for coefficients that differ much between regions."""
     length: float | None = None
     """L, the unit of lengths in norms and functionals; None: the longest side of the box around the domain."""
     resolved_from: int = 0
@@ -182,6 +186,8 @@ def _check_data(problem: Problem) -> None:
     if problem.refinement not in REFINEMENTS:
         raise ValueError(f"refinement is {problem.refinement!r}; choose from {', '.join(REFINEMENTS)}")
     check_coarse(problem.coarse)
+    if problem.normalisation not in NORMALISATIONS:
+        raise ValueError(f"normalisation is {problem.normalisation!r}; choose from {', '.join(NORMALISATIONS)}")
     if problem.length is not None:
         if not isinstance(problem.length, numbers_of.Real) or not 0 < problem.length < np.inf:
             raise ValueError(f"length is {problem.length!r}; a positive number is expected, or None")
