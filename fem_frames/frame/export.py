@@ -11,6 +11,7 @@ import numpy as np
 
 from fem_frames.fenicsx import door
 from fem_frames.frame.arrays import FrameArrays, FrameField, FrameLevel
+from fem_frames.frame.boundary import LiftShape
 from fem_frames.frame.discretisation import Discretisation
 from fem_frames.frame.families import FieldLevel, FrameFamily
 from fem_frames.mesh.hierarchy import MeshHierarchy
@@ -42,7 +43,9 @@ def export_frame(
     families: list[FrameFamily] = []
     for f in data.fields:
         of_levels = [FieldLevel(mesh, fixed) for mesh, fixed in zip(meshes, f.fixed[first:], strict=True)]
-        fields.append(FrameField(f.name, f.element, tuple(level.free for level in of_levels), f.lift[first:]))
+        shapes = tuple(LiftShape(shape.condition, shape.values[first:]) for shape in f.shapes)
+        free = tuple(level.free for level in of_levels)
+        fields.append(FrameField(f.name, f.element, free, f.lift[first:], shapes))
         for family in f.element.families(f.name, of_levels):
             taken = family.name in {other.name for other in families}
             families.append(replace(family, name=f"{family.name} of {f.name}") if taken else family)
@@ -61,6 +64,7 @@ def export_frame(
         rule_points=rule_points,
         rule_weights=rule_weights,
         neumann_load=data.neumann_load,
+        boundary=None if data.boundary is None else data.boundary.from_level(first),
         record={
             "problem": problem.name,
             "options": dict(problem.options),
