@@ -79,7 +79,7 @@ class BoundaryTerms:
 
     @property
     def has_robin(self) -> bool:
-        return self.loads and self._facets.robin.start < len(self._facets.facets)
+        return self.loads and self._facets.has_robin
 
     def transfer(self, y: Tensor) -> Tensor:
         """(B, F of Robin conditions, Q) k, checked to be positive and finite."""

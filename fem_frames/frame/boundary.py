@@ -178,6 +178,10 @@ class FacetIntegrals:
             assert first is not None
             self._parts.append((int(own.sum()), first, second))
 
+    @property
+    def has_robin(self) -> bool:
+        return self.robin.start < len(self.facets)
+
     def transfer(self, y: Array, check: bool = True) -> Array:
         """(B, F of Robin conditions, Q) k at the quadrature points; `check` raises unless it is positive and finite."""
         found = []
