@@ -53,7 +53,9 @@ class BoundaryTerms:
         return self._nodal_lift(y)[self._arrays.fields[0].name]
 
     def on_lift(self, y: Tensor, source: Tensor | None) -> Tensor:
-        """(B,) the load of Neumann and Robin data, and of a source (K or 1, Q or 1, B or 1) in (K, Q), on the lift."""
+        """(B or 1,) the load of Neumann and Robin data on the lift, and of a source (K, Q, B), whose axes may be 1."""
+        if not self.lifts and not self._arrays.fields[0].lift[-1].any():
+            return torch.zeros(1, dtype=self._dtype, device=self._device)
         lift, arrays = self.lift_values(y), self._arrays
         load = self._fixed_load[None]
         if self.loads:

@@ -28,6 +28,9 @@ from fem_frames.problem.definition import Problem
 from fem_frames.problem.evaluation import NotFiniteError
 from fem_frames.problem.parameters import numbers
 
+KERNEL = 1e-12
+"""Eigenvalues of a block that are smaller than this, relative to its largest one, count as zero."""
+
 
 class QuadraticFormulation(Formulation):
     """Minimise Σ_T ½ sᵀ C_y s - ℓ_yᵀ s - ⟨h, u⟩ over the states s of cells, where h are Neumann data.
@@ -233,6 +236,11 @@ class QuadraticFormulation(Formulation):
     def coercivity(self, y: Tensor) -> Tensor:
         return self._least_eigenvalues(y).amin(1).clamp_min(0)
 
+    def relative_coercivity(self, y: Tensor, nominal: Tensor) -> Tensor | None:
+        """(B,) the least α over all cells with C_y ≥ α C_{y0}, from generalised eigenvalues; it sees all of C_y."""
+        of_y, of_nominal = (self._checked_blocks(at).permute(3, 0, 1, 2) for at in (y, nominal))  # (B, K, m, m)
+        return least_ratios(of_y, of_nominal).amin(1).clamp_min(0)
+
     def energy_norm(self, states: Tensor, y: Tensor) -> Tensor:
         s = cells_last(states, level_matrices.state_size(self.frame.arrays)).to(self.wide)
         return (s * _product(self._checked_blocks(y), s)).sum((0, 1)).clamp_min(0).sqrt()
@@ -244,3 +252,27 @@ def _product(blocks: Tensor, s: Tensor) -> Tensor:
     for i in range(1, s.shape[1]):
         found = torch.addcmul(found, blocks[:, :, i], s[:, None, i])
     return found
+
+
+def least_ratios(of_y: Tensor, of_nominal: Tensor) -> Tensor:
+    """(B, K) the largest α with C ≥ α C0, for positive semidefinite blocks C (B, K, m, m) and C0 (1, K, m, m).
+
+    If C0 has a kernel, sᵀ C s is first minimised over the kernel: with the projection P onto it this leaves the Schur
+    complement C - C P (P C P)⁺ P C, which is compared with C0 on the range of C0.
+    """
+    size = of_nominal.diagonal(dim1=-2, dim2=-1)
+    scale = torch.where(size > 0, size, 1.0).rsqrt()  # so that entries of a state may have different units
+    of_y, of_nominal = (scale[..., None] * blocks * scale[..., None, :] for blocks in (of_y, of_nominal))
+    values, vectors = torch.linalg.eigh(of_nominal)  # (1, K, m)
+    kept = values > KERNEL * values[..., -1:]
+    if not kept.all():
+        P = (vectors * ~kept[..., None, :]) @ vectors.mT
+        coupling, least = of_y @ P, KERNEL * of_y.abs().amax((-1, -2))
+        of_y = of_y - coupling @ torch.linalg.pinv(P @ coupling, atol=least, hermitian=True) @ coupling.mT
+    root = vectors * torch.where(kept, torch.where(kept, values, 1.0).rsqrt(), 0.0)[..., None, :]
+    on_range = root.mT @ of_y @ root
+    # The kernel gets the trace as eigenvalue, which is not the least one.
+    others = torch.where(kept, 0.0, on_range.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True))
+    ratios = torch.linalg.eigvalsh(on_range + torch.diag_embed(others))
+    least = torch.where(ratios[..., 0] > KERNEL * ratios[..., -1], ratios[..., 0], 0.0)
+    return torch.where(kept.any(-1), least, torch.inf)

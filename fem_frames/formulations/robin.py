@@ -52,5 +52,7 @@ class RobinEnergy(QuadraticFormulation, variant_of=Energy):
         assert self.boundary is not None
         y, nominal = self.check_parameters(y), self.check_parameters(nominal)
         a = self.mean(self.coefficient(y)) / self.mean(self.coefficient(nominal))  # (K, B)
+        if not self.boundary.has_robin:  # no facet of the mesh has the condition
+            return a.amin(0)
         k = self.boundary.transfer(y.to(self.wide)) / self.boundary.transfer(nominal.to(self.wide))  # (B, F, Q)
         return torch.minimum(a.amin(0), k.amin((1, 2)))
