@@ -162,6 +162,7 @@ class Formulation(ABC):
         self._data.check_coefficient(a.permute(2, 0, 1), y)
         self._data.check_source(f.permute(2, 0, 1), y)
         self.C(y)
+        self.lift(y)
         self.frame_functional(y)
 
     def mean(self, values: Tensor) -> Tensor:
