@@ -320,5 +320,5 @@ def test_data_that_are_not_finite_for_some_y_are_named():
     y = torch.tensor([[0.5, 1.0, 1.0], [0.25, 1.0, 1.0]], dtype=torch.float64)
     w = torch.zeros(2, made.frame.frame_size, dtype=torch.float64)
     for ask in (lambda: made.loss(w, y), lambda: made.check_data(y), lambda: made.synthesise(w, y)):
-        with pytest.raises(ValueError, match=r"dirichlet\['left'\] is not finite for y = \[0.25, 1.0, 1.0\]"):
+        with pytest.raises(ValueError, match=r"dirichlet\['left'\] is not finite for y = \(0.25, 1, 1\)"):
             ask()

@@ -346,7 +346,7 @@ def test_k_that_is_not_positive_is_named_with_its_y():
     made = formulation_on(problem, 2)
     y = torch.tensor([[0.75, 1.0, 1.0], [0.25, 1.0, 1.0]], dtype=torch.float64)
     w = torch.zeros(2, made.frame.frame_size, dtype=torch.float64)
-    message = r"k of robin\['right'\] must be positive and finite, but it is -0.25 for y = \[0.25, 1, 1\]"
+    message = r"k of robin\['right'\] must be positive and finite, but it is -0.25 for y = \(0.25, 1, 1\)"
     for ask in (lambda: made.loss(w, y), lambda: made.check_data(y), lambda: solve(made, y)):
         with pytest.raises(ValueError, match=message):
             ask()

@@ -103,7 +103,9 @@ class BoundaryValue:
         finite = np.isfinite(values) if isinstance(values, np.ndarray) else values.isfinite()
         if not finite.all():
             sample = int(np.argwhere(~np.asarray(finite.tolist()))[0][0])
-            raise NotFiniteError(f"{self.name} is not finite for y = {y[sample].tolist()}: fix the boundary data")
+            raise NotFiniteError(
+                f"{self.name} is not finite for y = {numbers(y[sample].tolist())}: fix the boundary data"
+            )
 
     def check_positive(self, values: Array, y: Array) -> None:
         """Raises a ValueError unless the values (B or 1, F, ·) are positive and finite."""
