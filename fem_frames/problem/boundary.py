@@ -30,7 +30,7 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class Parameter:
-    """The boundary value offset + scale y_k: `neumann={"inflow": Parameter(3)}`. See docs/meshes.md."""
+    """The boundary value offset + scale y_k: `neumann={"inflow": Parameter(3)}`. See docs/problems.md."""
 
     index: int
     scale: float = 1.0
