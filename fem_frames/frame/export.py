@@ -11,6 +11,7 @@ import numpy as np
 
 from fem_frames.fenicsx import door
 from fem_frames.frame.arrays import FrameArrays, FrameField, FrameLevel
+from fem_frames.frame.boundary import LiftShape
 from fem_frames.frame.coarse_space import size_limit
 from fem_frames.frame.discretisation import Discretisation
 from fem_frames.frame.elements import Element
@@ -49,7 +50,9 @@ def export_frame(
     families: list[FrameFamily] = []
     for f in data.fields:
         of_levels = [FieldLevel(mesh, fixed, length) for mesh, fixed in zip(meshes, f.fixed[first:], strict=True)]
-        fields.append(FrameField(f.name, f.element, tuple(level.free for level in of_levels), f.lift[first:]))
+        shapes = tuple(LiftShape(shape.condition, shape.values[first:]) for shape in f.shapes)
+        free = tuple(level.free for level in of_levels)
+        fields.append(FrameField(f.name, f.element, free, f.lift[first:], shapes))
         for family in _with_coarse(f.element, f.element.families(f.name, of_levels), of_levels[0], first_choice):
             taken = family.name in {other.name for other in families}
             families.append(replace(family, name=f"{family.name} of {f.name}") if taken else family)
@@ -69,6 +72,7 @@ def export_frame(
         rule_weights=rule_weights,
         neumann_load=data.neumann_load,
         length=length,
+        boundary=None if data.boundary is None else data.boundary.from_level(first),
         record={
             "problem": problem.name,
             "options": dict(problem.options),

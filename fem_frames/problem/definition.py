@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from fem_frames.mesh.coarse import Grid, MeshArrays
 from fem_frames.mesh.geometry import Floats, Ints
-from fem_frames.problem.boundary import Condition, make_conditions
+from fem_frames.problem.boundary import Condition, Parameter, make_conditions
 from fem_frames.problem.callbacks import calling
 from fem_frames.problem.coefficients import HOW, Array, ByRegion, Coefficient, Tabulated
 from fem_frames.problem.evaluation import PointData
@@ -146,6 +146,15 @@ class Problem:
         with calling("the coefficient", function, HOW):
             return self.coefficient.tabulate(points, regions)
 
+    def try_boundary(self, points: Floats) -> None:
+        """Raises a ValueError if boundary data are wrong for two y at the first of these points (n, d)."""
+        y = self.parameters.sample(2, 0)
+        y.flags.writeable = False
+        trial = np.resize(points[:2], (2, 3 + self.parameters.dimension, points.shape[-1]))
+        for condition in self.conditions:
+            for value in condition.values:
+                value.try_out(trial, y)
+
     def coefficient_values(self, tables: tuple[npt.NDArray, ...], y: Floats, points: Floats) -> Floats:
         """(B, K, Q) values of a_y, checked to be finite and positive."""
         data = PointData(self, points, tables)
@@ -182,6 +191,11 @@ def _check_data(problem: Problem) -> None:
         if highest >= problem.parameters.dimension:
             raise ValueError(
                 f"the coefficient uses parameter {highest}, but there are p = {problem.parameters.dimension}"
+            )
+    for value in (value for condition in problem.conditions for value in condition.values):
+        if isinstance(value.given, Parameter) and value.given.index >= problem.parameters.dimension:
+            raise ValueError(
+                f"{value.name} is parameter {value.given.index}, but there are p = {problem.parameters.dimension}"
             )
     if problem.refinement not in REFINEMENTS:
         raise ValueError(f"refinement is {problem.refinement!r}; choose from {', '.join(REFINEMENTS)}")
