@@ -8,7 +8,6 @@ n points, m elements of one dimension.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import re
 from collections import Counter
@@ -83,9 +82,11 @@ def read_by_gmsh(path: Path) -> GmshContent:
 def gmsh_package() -> ModuleType:
     """The package gmsh; raises an ImportError if it, or a library of the system that it needs, is missing."""
     try:
-        return importlib.import_module("gmsh")
+        import gmsh
     except OSError as error:  # such as libGL
         raise ImportError(f"gmsh cannot be loaded: {error}") from error
+    module: ModuleType = gmsh
+    return module
 
 
 @contextlib.contextmanager

@@ -165,6 +165,8 @@ class MeshHierarchy:
         names = [name for name, number in self.facet_names.items() if number in known]
         others = sorted(known - {self.facet_names[name] for name in names})
         has = known_names(str(group), names, others) or "no groups of boundary facets"
+        if names and not isinstance(group, str):
+            has = ", ".join([*(f"{name!r} ({self.facet_names[name]})" for name in names), *map(str, others)])
         if tag is None:
             if isinstance(group, str) and group in self.region_names:
                 raise ValueError(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import numbers as numbers_of
 from collections.abc import Callable, Mapping
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,15 @@ class Problem:
         made = make_conditions(self.dirichlet, self.dirichlet_value, self.neumann, self.robin)
         object.__setattr__(self, "conditions", made)
         _check_data(self)
+
+    def with_tags(self, region_names: Mapping[str, int]) -> Problem:
+        """The problem whose coefficient has region tags in place of names, for the names of a mesh: {"steel": 1}.
+
+        Everything that discretises a problem starts with this: coefficients are tabulated from tags.
+        """
+        if not isinstance(self.coefficient, ByRegion) or not self.coefficient.names:
+            return self
+        return replace(self, coefficient=self.coefficient.with_tags(region_names))
 
     def check_levels(self, levels: int) -> int:
         """The number of refinements as int, or a ValueError that says what is wrong with it."""
