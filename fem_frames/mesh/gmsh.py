@@ -97,8 +97,12 @@ def _tagged_facets(content: GmshContent, d: int, used: Ints, cells: Ints) -> tup
     keep = (facets >= 0).all(axis=1) & (tags != 0)
     facets, tags = facets[keep], tags[keep]
     # Elements that are no facets of cells, such as curves beside the domain, play no role.
-    known = np.isin(row_keys(facets, len(used)), row_keys(facets_of(cells), len(used)))
-    return facets[known], tags[known]
+    keys = row_keys(facets, len(used))
+    known = np.isin(keys, row_keys(facets_of(cells), len(used)))
+    # Format 2 lists facets that are in several groups several times.
+    once = np.zeros(len(keys), bool)
+    once[np.unique(np.stack([keys, tags], axis=1), axis=0, return_index=True)[1]] = True
+    return facets[known & once], tags[known & once]
 
 
 def _check_names(content: GmshContent, d: int, path: Path) -> None:

@@ -26,6 +26,9 @@ _KINDS = ("vertex", "line", "triangle", "tetra")
 _HEAD = re.compile(rb"\s*(?:\$Comments\b.*?\$EndComments\s+)*\$MeshFormat\s+(\d+)(?:\.(\d+))?\s+([01])\s+(\d+)", re.S)
 
 
+Names = tuple[tuple[tuple[str, int], ...], ...]
+
+
 @dataclass(frozen=True, eq=False)
 class GmshContent:
     """Points, first-order simplices and physical groups of a gmsh file."""
@@ -34,7 +37,7 @@ class GmshContent:
     elements: tuple[Ints, ...]  # for the dimensions 0 to 3, (m, dimension + 1) rows of points
     groups: tuple[Ints, ...]  # for the dimensions 0 to 3, (m,) group of each element, 0: none
     """An element that is in several groups is listed once for each."""
-    names: tuple[tuple[tuple[str, int], ...], ...]
+    names: Names
     """For the dimensions 0 to 3, names and tags of the groups."""
     foreign: tuple[str, ...]
     """Kinds of elements that are not first-order simplices."""
@@ -65,6 +68,17 @@ def file_version(path: Path) -> float:
 _REMEDY = "save it with gmsh as .msh 2.2 or 4.1, all in physical groups"
 
 
+def _names(path: Path) -> Names:
+    """Names and tags of the groups of each dimension; gmsh drops those of empty groups, meshio mixes dimensions."""
+    section = re.search(rb"^\$PhysicalNames\s(.*?)^\$EndPhysicalNames", path.read_bytes(), re.S | re.M)
+    found: list[list[tuple[str, int]]] = [[], [], [], []]
+    for line in section[1].decode(errors="replace").splitlines() if section else ():
+        entry = re.fullmatch(r'\s*([0-3])\s+(-?\d+)\s+"(.*)"\s*', line)
+        if entry and entry[3]:
+            found[int(entry[1])].append((entry[3], int(entry[2])))
+    return tuple(tuple(sorted(of_dimension, key=lambda pair: pair[1])) for of_dimension in found)
+
+
 # ---- the package gmsh -----------------------------------------------------------------------------------
 
 
@@ -76,7 +90,7 @@ def read_by_gmsh(path: Path) -> GmshContent:
             gmsh.merge(str(path.resolve()))
         except Exception as error:  # gmsh has no class of its own for errors
             raise ValueError(f"{path} cannot be read as a gmsh mesh: {error}; {_REMEDY}") from error
-        return _content_of_model(gmsh)
+        return _content_of_model(gmsh, _names(path))
 
 
 def gmsh_package() -> ModuleType:
@@ -111,10 +125,10 @@ def _model(gmsh: Any) -> Iterator[None]:
             gmsh.finalize()
 
 
-def _content_of_model(gmsh: Any) -> GmshContent:
+def _content_of_model(gmsh: Any, names: Names) -> GmshContent:
     numbers, x, _ = gmsh.model.mesh.getNodes()
     numbers, first = np.unique(np.asarray(numbers, np.int64), return_index=True)
-    elements, groups, names, foreign = [], [], [], set()
+    elements, groups, foreign = [], [], set()
     for dimension in range(4):
         rows, tags = [np.zeros((0, 2 + dimension), np.int64)], [np.zeros(0, np.int64)]
         for entity in gmsh.model.getEntities(dimension):
@@ -131,10 +145,8 @@ def _content_of_model(gmsh: Any) -> GmshContent:
         order = np.argsort(table[:, 0], kind="stable")
         elements.append(table[order, 1:])
         groups.append(tag_of_row[order])
-        of_dimension = [(gmsh.model.getPhysicalName(*g), int(g[1])) for g in gmsh.model.getPhysicalGroups(dimension)]
-        names.append(tuple((name, tag) for name, tag in of_dimension if name))
     points = np.asarray(x, np.float64).reshape(-1, 3)[first]
-    return GmshContent(points, tuple(elements), tuple(groups), tuple(names), tuple(sorted(foreign)))
+    return GmshContent(points, tuple(elements), tuple(groups), names, tuple(sorted(foreign)))
 
 
 # ---- meshio ---------------------------------------------------------------------------------------------
@@ -157,9 +169,7 @@ def read_by_meshio(path: Path) -> GmshContent:
         ) from error
 
 
-def _content_by_meshio(
-    content: Any, names: tuple[tuple[tuple[str, int], ...], ...], of_entity: dict[tuple[int, int], list[int]]
-) -> GmshContent:
+def _content_by_meshio(content: Any, names: Names, of_entity: dict[tuple[int, int], list[int]]) -> GmshContent:
     rows: list[list[Ints]] = [[np.zeros((0, k + 1), np.int64)] for k in range(4)]
     tags: list[list[Ints]] = [[np.zeros(0, np.int64)] for _ in range(4)]
     physical = content.cell_data.get("gmsh:physical", [None] * len(content.cells))
@@ -179,17 +189,6 @@ def _content_by_meshio(
     points[:, : content.points.shape[1]] = content.points
     elements, groups = (tuple(np.concatenate(parts) for parts in lists) for lists in (rows, tags))
     return GmshContent(points, elements, groups, names, tuple(sorted(foreign)))
-
-
-def _names(path: Path) -> tuple[tuple[tuple[str, int], ...], ...]:
-    """Names and tags of the groups of each dimension; meshio's dictionary mixes dimensions."""
-    section = re.search(rb"^\$PhysicalNames\s(.*?)^\$EndPhysicalNames", path.read_bytes(), re.S | re.M)
-    found: list[list[tuple[str, int]]] = [[], [], [], []]
-    for line in section[1].decode(errors="replace").splitlines() if section else ():
-        entry = re.fullmatch(r'\s*([0-3])\s+(-?\d+)\s+"(.*)"\s*', line)
-        if entry and entry[3]:
-            found[int(entry[1])].append((entry[3], int(entry[2])))
-    return tuple(tuple(sorted(of_dimension, key=lambda pair: pair[1])) for of_dimension in found)
 
 
 def _entity_groups(path: Path) -> dict[tuple[int, int], list[int]]:
