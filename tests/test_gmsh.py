@@ -169,10 +169,15 @@ def test_a_facet_between_cells_may_be_in_two_groups(tmp_path, read, version):
 
 
 @pytest.mark.parametrize("version", FORMATS)
-def test_elements_in_no_group(tmp_path, version):
-    """Cells get region 0, facets no tag. meshio cannot read files of format 4.1 with both kinds of elements."""
-    path = written(tmp_path, FORMATS[version]({}, ()))
-    mesh = read_gmsh(path)
+def test_cells_in_no_group_are_region_0_and_facets_have_no_tag(tmp_path, read, version):
+    mesh = read(written(tmp_path, FORMATS[version]({(1, 1): [7], (2, 1): [5]})))
+    assert mesh.regions.tolist() == [5, 0]
+    assert mesh.facet_tags.tolist() == [7]
+
+
+@pytest.mark.parametrize("version", FORMATS)
+def test_a_file_without_groups_is_a_mesh_without_tags(tmp_path, read, version):
+    mesh = read(written(tmp_path, FORMATS[version]({}, ())))
     assert mesh.regions.tolist() == [0, 0]
     assert len(mesh.facets) == 0
     assert not mesh.region_names

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -159,14 +160,27 @@ def read_by_meshio(path: Path) -> GmshContent:
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stdout(complaint), contextlib.redirect_stderr(complaint):
-            content = meshio.read(path, file_format="gmsh")
-            names, of_entity = _names(path), _entity_groups(path)
-            return _content_by_meshio(content, names, of_entity)
+            of_entity = _entity_groups(path)
+            with _without_entities(path) if of_entity else contextlib.nullcontext(path) as file:
+                content = meshio.read(file, file_format="gmsh")
+            return _content_by_meshio(content, _names(path), of_entity)
     # meshio calls sys.exit on some malformed files, and raises its own and many other errors on others.
     except (Exception, SystemExit) as error:
-        raise ValueError(
-            f"{path} cannot be read as a gmsh mesh; {_REMEDY}, or pip install gmsh, which reads more files"
-        ) from error
+        raise ValueError(f"{path} cannot be read as a gmsh mesh; {_REMEDY}, or pip install gmsh") from error
+
+
+@contextlib.contextmanager
+def _without_entities(path: Path) -> Iterator[Path]:
+    """A copy of a file of format 4 without its section of entities.
+
+    With it, meshio keeps one group of each element, and refuses files in which some elements are in no group.
+    """
+    content = path.read_bytes()
+    start, end = content.index(b"$Entities"), content.index(b"$EndEntities")
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "mesh.msh"
+        copy.write_bytes(content[:start] + content[end:].partition(b"\n")[2])
+        yield copy
 
 
 def _content_by_meshio(content: Any, names: Names, of_entity: dict[tuple[int, int], list[int]]) -> GmshContent:
@@ -193,7 +207,8 @@ def _content_by_meshio(content: Any, names: Names, of_entity: dict[tuple[int, in
 
 def _entity_groups(path: Path) -> dict[tuple[int, int], list[int]]:
     """Groups of the geometrical entities (dimension, number) in format 4; meshio keeps only the first of each."""
-    head, content = _HEAD.match(path.read_bytes()), path.read_bytes()
+    content = path.read_bytes()
+    head = _HEAD.match(content)
     start = re.search(rb"^\$Entities *\r?\n", content, re.M)
     if head is None or start is None or int(head[1]) < 4 or head[2] == b"0":
         return {}
