@@ -18,6 +18,7 @@ from gmsh_files import (
 )
 
 from fem_frames import MeshArrays, read_gmsh
+from fem_frames.fenicsx.refinement import coarse_mesh
 from fem_frames.mesh import gmsh_readers
 from fem_frames.mesh.geometry import signed_volumes
 from fem_frames.mesh.gmsh import arrays_of_content
@@ -103,6 +104,35 @@ def test_both_readers_give_the_same_mesh(tmp_path, version, binary):
     assert_same(one, other)
     assert_same(read_gmsh(path), one)
     assert len(one.facet_names) == 4
+
+
+@pytest.mark.skipif(not has_gmsh(), reason="needs the package gmsh")
+def test_dolfinx_reads_the_same_plate(comm):
+    """DOLFINx's reader, which returns names from release 0.10 on, and ours."""
+    import gmsh
+
+    try:
+        from dolfinx.io.gmsh import model_to_mesh
+    except ImportError:  # before 0.10
+        from dolfinx.io.gmshio import model_to_mesh
+
+    gmsh.initialize(interruptible=False)
+    try:
+        gmsh.option.setNumber("General.Terminal", 0)
+        gmsh.merge(str(PLATE))  # release 0.5 fails to read files itself
+        given = model_to_mesh(gmsh.model, comm, 0, gdim=2)
+    finally:
+        gmsh.finalize()
+    ours = read_gmsh(PLATE)
+    if not hasattr(given, "physical_groups"):
+        given = (*given, {**{n: (2, t) for n, t in ours.region_names.items()}, "holes": (1, 3)})
+    theirs = coarse_mesh(given)
+    assert theirs.region_names == ours.region_names
+    assert theirs.facet_names["holes"] == 3
+    for tag in (1, 2, 3, 4):
+        area = [signed_volumes(m.points, m.cells)[m.regions == tag].sum() for m in (ours, theirs)]
+        length = [facet_measures(m.points[m.facets])[m.facet_tags == tag].sum() for m in (ours, theirs)]
+        assert (area[0], length[0]) == pytest.approx((area[1], length[1]))
 
 
 @pytest.mark.skipif(not has_gmsh(), reason="needs the package gmsh")
