@@ -194,8 +194,13 @@ def save_arrays(
         save(file, head=np.array(head), **arrays)
 
 
-def load_arrays(path: str | Path, kind: str, version: int) -> tuple[dict[str, npt.NDArray], Any]:
-    """Reads the arrays and the record that `save_arrays` wrote. Nothing in the file is executed."""
+def load_arrays(
+    path: str | Path, kind: str, version: int, oldest: int | None = None
+) -> tuple[dict[str, npt.NDArray], Any]:
+    """Reads the arrays and the record that `save_arrays` wrote in this version, or in one from `oldest` on.
+
+    Nothing in the file is executed.
+    """
     path = Path(path)
     check_file(path)
     try:
@@ -215,7 +220,7 @@ def load_arrays(path: str | Path, kind: str, version: int) -> tuple[dict[str, np
         raise ValueError(f"{path} was not written by fem-frames: it has no head") from error
     if found != kind:
         raise ValueError(f"{path} holds {found}, but {kind} is expected")
-    if found_version != version:
+    if found_version not in range(version if oldest is None else oldest, version + 1):
         raise ValueError(
             f"{path} has version {found_version} of the format {kind}, this fem-frames reads version {version}; "
             "write it again, or use the release that wrote it"

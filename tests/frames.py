@@ -64,7 +64,7 @@ CASES = {
     "square": (lambda: make_problem("checkerboard"), 3, "energy", None),
     "square, mixed": (lambda: mixed(2), 3, "energy", None),
     "square, raised": (_raised, 3, "energy", None),
-    "square, one level": (lambda: make_problem("checkerboard"), 3, "energy", 3),
+    "square, one level": (lambda: replace(make_problem("checkerboard"), coarse="none"), 3, "energy", 3),
     "square, dolfinx": (_longest_edge, 3, "energy", None),
     "square, lognormal": (lambda: make_problem("lognormal"), 3, "energy", None),
     "square, inclusion": (lambda: make_problem("inclusion"), 3, "energy", None),

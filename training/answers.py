@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def summary(surrogate: Surrogate, problem: Problem | None) -> str:
     """Describes problem, frame, parameters, net and test error in a few lines."""
     arrays, net = surrogate.arrays, surrogate.description
-    levels = f"levels {arrays.first_level} to {arrays.finest_level}"
+    levels = arrays.level_text
     domain = f"p = {net.parameters}"
     if problem is not None:
         domain = f"{problem.parameters}"

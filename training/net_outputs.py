@@ -16,23 +16,23 @@ def level_sizes(arrays: FrameArrays, nodal: bool) -> dict[str, tuple[int, ...]]:
     """The number of outputs per level for each family of frame functions, or for each field of nodal values."""
     if nodal:
         return {f.name: (len(f.free[-1]),) for f in arrays.fields}
-    return {family.name: family.level_sizes for family in arrays.families}
+    return arrays.level_sizes
 
 
 def first_level(arrays: FrameArrays, nodal: bool) -> int:
-    return arrays.finest_level if nodal else arrays.first_level
+    return arrays.finest_level if nodal else arrays.lowest_level
 
 
 def prolongations(
     arrays: FrameArrays, nodal: bool, dtype: torch.dtype, device: torch.device
 ) -> dict[str, list[Prolongation]]:
-    """P_j between the levels, for each family."""
+    """P_j between the levels, for each family; the first starts from the coarse level if there is one."""
     if nodal:
         return {f.name: [] for f in arrays.fields}
     return {
         family.name: [
             Prolongation(level_matrices.prolongation_matrix(arrays, family, index), dtype, device)
-            for index in range(1, len(arrays.levels))
+            for index in range(0 if arrays.has_coarse else 1, len(arrays.levels))
         ]
         for family in arrays.families
     }

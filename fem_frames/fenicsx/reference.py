@@ -5,6 +5,7 @@ B samples, N points of the finest mesh, K cells of this rank, Q quadrature point
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -47,6 +48,7 @@ class _Shared:
     regions: Ints  # (cells of all ranks,)
     fields: tuple[_Field, ...]
     neumann_load: Floats  # (N,)
+    length: float
 
     @classmethod
     def of(cls, data: Discretisation | None) -> _Shared:
@@ -55,7 +57,7 @@ class _Shared:
             _Field(f.name, f.element, simplices(data.cells, f.element.degree)[0], f.fixed[-1], f.lift[-1])
             for f in data.fields
         )
-        return cls(data.regions, fields, data.neumann_load)
+        return cls(data.regions, fields, data.neumann_load, data.length)
 
 
 class ReferenceSolver:
@@ -137,7 +139,9 @@ class ReferenceSolver:
         self.solution = fem.Function(V)
         dx = ufl.Measure("dx", domain=mesh, metadata={"quadrature_degree": degree})
         self._y = door.constant(mesh, np.zeros(self.problem.parameters.dimension))
-        made = formulation_class(self.formulation).forms(V, self.solution, self._a, self._f, self._y, dx)
+        forms = formulation_class(self.formulation).forms
+        scaled = {"length": self._data.length} if "length" in inspect.signature(forms).parameters else {}
+        made = forms(V, self.solution, self._a, self._f, self._y, dx, **scaled)
         parts = [V] if len(fields) == 1 else [V.sub(i) for i in range(len(fields))]
         self._bilinear, self._linear, self._functional = (door.compile_form(form) for form in made)
         self._dofs = [_nodal_dofs(f, part, V) for f, part in zip(fields, parts, strict=True)]

@@ -362,6 +362,8 @@ class Formulation(ABC):
     def forms(V: Any, w: Any, a: Any, f: Any, y: Any, dx: Any) -> tuple[Any, Any, Any]:
         """Bilinear form, linear form and loss of w in UFL; a and f are a_y and f_y at points, y (p,) is a constant.
 
+        A formulation whose `forms` has an argument `length` gets L, the unit of lengths in its functional.
+
         Without `forms`, test sets are solved by conjugate gradients in frame coordinates.
         """
         raise MissingFormsError

@@ -1,5 +1,8 @@
 """The first-order least-squares formulation (LS), with the flux σ = a_y ∇u as a second field.
 
+Lengths are measured in L, the longest side of the box around the domain, so the unit of the mesh does not matter: the
+functional is L² ‖div σ + f‖² + ‖σ/a - ∇u‖².
+
 Its loss is evaluated as a sum of squared residuals over cells: expanded into a quadratic form it would lose all digits
 near the solution. Unlike the energy, the loss measures the error itself, in the norm of the functional.
 
@@ -37,13 +40,13 @@ from fem_frames.problem.definition import Problem
 def _norms(flux: str) -> tuple[ErrorNorm, ...]:
     """The root of the loss is the error in the first norm; `flux` is the part of that norm beside the divergence."""
     return (
-        ErrorNorm("functional", "norm of the functional", f"√(‖div τ‖² + ‖{flux}‖²)", "exact solution"),
+        ErrorNorm("functional", "norm of the functional", f"√(L² ‖div τ‖² + ‖{flux}‖²)", "exact solution"),
         ErrorNorm("energy", "energy norm", "√∫ a |∇e|²", "exact solution"),
     )
 
 
 class LeastSquares(Formulation):
-    """(LS): minimise ‖div σ + f_y‖² + ‖a_y^{-1} σ - ∇u‖².
+    """(LS): minimise L² ‖div σ + f_y‖² + ‖a_y^{-1} σ - ∇u‖².
 
     With σ = a_y ∇u the first residual is div σ + f; the paper prints -f. The flux is in RT0, which in one dimension is
     P1. See docs/formulations.md.
@@ -59,6 +62,7 @@ class LeastSquares(Formulation):
     def __init__(self, frame: Frame, problem: Problem) -> None:
         super().__init__(frame, problem)
         arrays, d = frame.arrays, frame.arrays.dimension
+        self.length = float(arrays.length)
         self._spread_root = self._as_data(np.sqrt(spreads(arrays.points, arrays.levels[-1].cells)) / d)
         self._offsets = self._as_data((level_matrices.quadrature_points(arrays) - arrays.centres[:, None]) / d)
         self._volume_roots = self._as_data(np.sqrt(arrays.volumes))[:, None]  # (K, 1)
@@ -70,15 +74,15 @@ class LeastSquares(Formulation):
         return ("lu", "cg") if dimension == 2 else ("lu",)
 
     @staticmethod
-    def forms(V: Any, w: Any, a: Any, f: Any, y: Any, dx: Any) -> tuple[Any, Any, Any]:
-        return _forms(V, w, f, dx, 1 / a, 1)
+    def forms(V: Any, w: Any, a: Any, f: Any, y: Any, dx: Any, length: float = 1.0) -> tuple[Any, Any, Any]:
+        return _forms(V, w, f, dx, 1 / a, 1, length)
 
     def energy_norm(self, states: Tensor, y: Tensor) -> Tensor:
         return self.gradient_norm(states, y)
 
     def solution_norm(self, y: Tensor) -> Tensor:
-        """‖f_y‖, because the exact solution satisfies a^{-1} σ = ∇u and div σ = -f."""
-        return (self.scaled_source(y).square().sum(0) + self.oscillation(y)).sqrt()
+        """L ‖f_y‖, because the exact solution satisfies a^{-1} σ = ∇u and div σ = -f."""
+        return (self.length**2 * self.scaled_source(y).square().sum(0) + self.oscillation(y)).sqrt()
 
     def squares(self, y: Tensor) -> tuple[Tensor, Tensor] | None:
         R, K = self.R(y), len(self._volume_roots)
@@ -87,7 +91,7 @@ class LeastSquares(Formulation):
         columns = [R.cells(unit[i][None, :, None].expand(K, -1, B)) for i in range(m)]
         blocks = torch.stack(columns, dim=2)  # (K, r, m, B)
         offsets = torch.zeros_like(blocks[:, :, 0])
-        offsets[:, 0] = self.scaled_source(y)
+        offsets[:, 0] = self.length * self.scaled_source(y)
         return blocks, offsets
 
     def affine_weights(self) -> Callable[[Floats], Floats] | None:
@@ -105,8 +109,8 @@ class LeastSquares(Formulation):
     def _residual(self, a: Tensor) -> FluxResidual:
         inverse, dtype = 1 / a, self.frame.dtype
         if inverse.shape[1] == 1:
-            return ConstantFluxResidual(inverse, self._spread_root, self.frame.arrays.dimension, dtype)
-        return QuadratureFluxResidual(inverse, self._weights, self._offsets, dtype)
+            return ConstantFluxResidual(inverse, self._spread_root, self.frame.arrays.dimension, self.length, dtype)
+        return QuadratureFluxResidual(inverse, self._weights, self._offsets, self.length, dtype)
 
     def weighted_R(self, y: Tensor) -> FluxResidual:
         """R_y of the weighted formulation, with the flux residual a_y^{-1/2} σ - a_y^{1/2} ∇u."""
@@ -142,7 +146,7 @@ class LeastSquares(Formulation):
         """(K, B) ‖a_y^{-1/2} σ - a_y^{1/2} ∇u‖ per cell, and (B,) ‖div σ + f̄‖ with f̄ the means of f_y over cells."""
         self.check_coefficients(w, y)
         r = self.residuals(self.weighted_R(y), self.states(w), y)
-        return r[:, 1:].square().sum(1).sqrt(), r[:, 0].square().sum(0).sqrt()
+        return r[:, 1:].square().sum(1).sqrt(), r[:, 0].square().sum(0).sqrt() / self.length
 
     def loss_and_residual(self, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         self.check_coefficients(w, y)
@@ -152,8 +156,8 @@ class LeastSquares(Formulation):
         return loss + self.oscillation(y), residual
 
     def oscillation(self, y: Tensor) -> Tensor:
-        """(B,) or (1,) ‖f - f̄‖², f̄ the means over cells: the part of the loss that no discrete flux can change."""
-        return self.oscillations(y).sum(0)
+        """(B,) or (1,) L² ‖f - f̄‖², f̄ the means over cells: the part of the loss that no discrete flux can change."""
+        return self.length**2 * self.oscillations(y).sum(0)
 
     def oscillations(self, y: Tensor) -> Tensor:
         """(K, B) ‖f - f̄‖² per cell, or zeros (1, 1) or (1, B) if f is constant on cells."""
@@ -203,10 +207,10 @@ class WeightedLeastSquares(LeastSquares):
     norms = _norms("a^{-1/2} τ - a^{1/2} ∇e")
 
     @staticmethod
-    def forms(V: Any, w: Any, a: Any, f: Any, y: Any, dx: Any) -> tuple[Any, Any, Any]:
+    def forms(V: Any, w: Any, a: Any, f: Any, y: Any, dx: Any, length: float = 1.0) -> tuple[Any, Any, Any]:
         from fem_frames.fenicsx.door import ufl
 
-        return _forms(V, w, f, dx, 1 / ufl.sqrt(a), ufl.sqrt(a))
+        return _forms(V, w, f, dx, 1 / ufl.sqrt(a), ufl.sqrt(a), length)
 
     def affine_weights(self) -> Callable[[Floats], Floats] | None:
         return None
@@ -215,11 +219,12 @@ class WeightedLeastSquares(LeastSquares):
         return self.weighted_R(y)
 
 
-def _forms(V: Any, w: Any, f: Any, dx: Any, of_flux: Any, of_gradient: Any) -> tuple[Any, Any, Any]:
-    """The forms for the residuals of_flux σ - of_gradient ∇u and div σ + f; the paper prints -f, but σ = a ∇u."""
+def _forms(V: Any, w: Any, f: Any, dx: Any, of_flux: Any, of_gradient: Any, length: float) -> tuple[Any, Any, Any]:
+    """The forms for the residuals of_flux σ - of_gradient ∇u and L (div σ + f); the paper prints -f, but σ = a ∇u."""
     from fem_frames.fenicsx.door import ufl
 
     one = V.mesh.topology.dim == 1  # then σ is in P1
+    square = 1 if length == 1 else length**2  # UFL leaves out the number 1
 
     def div(s: Any) -> Any:
         return s.dx(0) if one else ufl.div(s)
@@ -228,6 +233,6 @@ def _forms(V: Any, w: Any, f: Any, dx: Any, of_flux: Any, of_gradient: Any) -> t
         return of_flux * s - of_gradient * (u.dx(0) if one else ufl.grad(u))
 
     (u, s), (v, t), (w_u, w_s) = ufl.TrialFunctions(V), ufl.TestFunctions(V), ufl.split(w)
-    bilinear = (div(s) * div(t) + ufl.inner(residual(u, s), residual(v, t))) * dx
-    functional = ((div(w_s) + f) ** 2 + ufl.inner(residual(w_u, w_s), residual(w_u, w_s))) * dx
-    return bilinear, -f * div(t) * dx, functional
+    bilinear = (square * div(s) * div(t) + ufl.inner(residual(u, s), residual(v, t))) * dx
+    functional = (square * (div(w_s) + f) ** 2 + ufl.inner(residual(w_u, w_s), residual(w_u, w_s))) * dx
+    return bilinear, -square * f * div(t) * dx, functional

@@ -25,7 +25,8 @@ from fem_frames.mesh.geometry import Floats, Ints
 from fem_frames.mesh.simplices import simplices
 from fem_frames.problem.definition import Problem
 
-KIND, VERSION = "frame arrays", 3  # 2: points numbered by the cells they lie in; 3: families
+# 2: points numbered by the cells they lie in; 3: families; 4: coarse levels and lengths
+KIND, VERSION, OLDEST = "frame arrays", 4, 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +73,8 @@ class FrameArrays:
     rule_points: Floats  # (Q, d+1) barycentric
     rule_weights: Floats  # (Q,), sum 1
     neumann_load: Floats  # (N,) integrals of Neumann data times hats; zero for (LS), where these data are essential
+    length: float = 1.0
+    """L, the unit in which norms and functionals measure lengths: the longest side of the box around the domain."""
     record: Mapping[str, Any] = field(default_factory=dict)
     """The problem's name and options, and the versions of the software that made the arrays."""
     _simplices: dict[tuple[int, int], tuple[Ints, Ints]] = field(default_factory=dict, init=False, repr=False)
@@ -82,8 +85,13 @@ class FrameArrays:
             array.flags.writeable = False
 
     def __repr__(self) -> str:
-        levels = f"levels {self.first_level} to {self.finest_level}"
-        return f"FrameArrays({self.formulation}, {self.dimension}D, {levels}, Nhat = {self.frame_size})"
+        return f"FrameArrays({self.formulation}, {self.dimension}D, {self.level_text}, Nhat = {self.frame_size})"
+
+    @property
+    def level_text(self) -> str:
+        """The levels in words."""
+        coarse = "a coarse level and " if self.has_coarse else ""
+        return f"{coarse}levels {self.first_level} to {self.finest_level}"
 
     @property
     def dimension(self) -> int:
@@ -92,6 +100,26 @@ class FrameArrays:
     @property
     def finest_level(self) -> int:
         return self.first_level + len(self.levels) - 1
+
+    @property
+    def has_coarse(self) -> bool:
+        """Whether some family has a coarse level below the first mesh."""
+        return any(family.coarse for family in self.families)
+
+    @property
+    def lowest_level(self) -> int:
+        """The number of the first entry of `level_sizes`: the coarse level comes before the first mesh."""
+        return self.first_level - self.has_coarse
+
+    @property
+    def level_sizes(self) -> dict[str, tuple[int, ...]]:
+        """The number of frame coefficients of each family on every level, the coarse level first if there is one."""
+        if not self.has_coarse:
+            return {family.name: family.level_sizes for family in self.families}
+        return {
+            family.name: (family.coarse, family.level_sizes[0] - family.coarse, *family.level_sizes[1:])
+            for family in self.families
+        }
 
     @property
     def frame_size(self) -> int:
@@ -196,6 +224,8 @@ class FrameArrays:
             "fields": [(f.name, f.degree) for f in self.fields],
             "elements": [f.element.name for f in self.fields],
             "families": [(f.name, f.field, f.degree, [rows.shape for rows in f.functions]) for f in self.families],
+            "coarse": [f.coarse for f in self.families],
+            "length": self.length,
             "record": dict(self.record),
         }
         save_arrays(path, KIND, VERSION, self.flat(), record, compress=True)
@@ -203,7 +233,7 @@ class FrameArrays:
     @staticmethod
     def record_of(path: str | Path) -> dict[str, Any]:
         """The record in a file of `save`: problem, options and versions. Needs no elements of users."""
-        record = load_arrays(path, KIND, VERSION)[1]
+        record = load_arrays(path, KIND, VERSION, OLDEST)[1]
         try:
             check_record(record)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -213,7 +243,7 @@ class FrameArrays:
     @classmethod
     def load(cls, path: str | Path) -> FrameArrays:
         """Reads a file of `save`; refuses anything else."""
-        flat, record = load_arrays(path, KIND, VERSION)
+        flat, record = load_arrays(path, KIND, VERSION, OLDEST)
         try:
             check_record(record)
             count = range(record["levels"])
@@ -239,9 +269,13 @@ class FrameArrays:
                             for key in (f"family.{name}",)
                             for j, (n, s) in enumerate(shapes)
                         ),
+                        coarse,
                     )
-                    for name, of, degree, shapes in record["families"]
+                    for (name, of, degree, shapes), coarse in zip(
+                        record["families"], record.get("coarse", [0] * len(record["families"])), strict=True
+                    )
                 ),
+                length=record.get("length", 1.0),
                 record=record["record"],
                 **{name: flat[name] for name in _OWN_ARRAYS},
             )

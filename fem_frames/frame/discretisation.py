@@ -40,6 +40,8 @@ class Discretisation:
     regions: Ints  # (K,)
     fields: tuple[DiscreteField, ...]
     neumann_load: Floats  # (N,) integrals of Neumann data times hats; zero where these data are essential
+    length: float = 1.0
+    """L, the unit in which functionals measure lengths."""
 
     @classmethod
     def from_hierarchy(cls, hierarchy: MeshHierarchy, problem: Problem, formulation: str) -> Discretisation:
@@ -52,7 +54,8 @@ class Discretisation:
             data = field.essential(hierarchy, problem)
             fields.append(DiscreteField(field.name, field.element(hierarchy.dimension), data.fixed, data.lift))
         load = neumann_load(hierarchy, problem) if kind.neumann_is_load else np.zeros(len(hierarchy.points))
-        return cls(hierarchy.points, hierarchy.finest.cells, regions, tuple(fields), load)
+        mesh = hierarchy.points, hierarchy.finest.cells, regions
+        return cls(*mesh, tuple(fields), load, hierarchy.length(problem))
 
     @classmethod
     def from_frame(cls, arrays: FrameArrays) -> Discretisation:
@@ -63,7 +66,8 @@ class Discretisation:
             for mask, free in zip(fixed, f.free, strict=True):
                 mask[free] = False
             fields.append(DiscreteField(f.name, f.element, tuple(fixed), f.lift))
-        return cls(arrays.points, arrays.levels[-1].cells, arrays.regions, tuple(fields), arrays.neumann_load)
+        mesh = arrays.points, arrays.levels[-1].cells, arrays.regions
+        return cls(*mesh, tuple(fields), arrays.neumann_load, arrays.length)
 
 
 def neumann_load(hierarchy: MeshHierarchy, problem: Problem) -> Floats:

@@ -17,7 +17,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from fem_frames.frame.coarse_space import coarse_level, h1_matrix, scalar_chain
 from fem_frames.frame.families import FieldLevel, FrameFamily, hat_families
+from fem_frames.frame.sparse import SparseMatrix
 from fem_frames.mesh.geometry import Floats, Ints
 from fem_frames.mesh.simplices import facet_states, spreads
 from fem_frames.messages import either
@@ -86,6 +88,17 @@ class Element(ABC):
         """(…, d) vectors at the centres from states (…, c); None if nodal values are values at points."""
         return None
 
+    def norm_matrix(self, level: FieldLevel) -> Any:
+        """The matrix of the norm that normalises the frame, on all nodal values; None: there is no coarse level."""
+        return None
+
+    def coarse_functions(self, level: FieldLevel, limit: int) -> SparseMatrix:
+        """The functions of the coarse level, for elements with a `norm_matrix`; `limit` is the smallest space's size.
+
+        See `coarse_space.py`.
+        """
+        raise NotImplementedError(f"{self.name} has a norm_matrix, but no coarse_functions")
+
 
 class P1(Element):
     """Continuous and linear on cells, with values at points. Its state is the gradient. See docs/formulations.md."""
@@ -115,6 +128,13 @@ class P1(Element):
 
     def norm_weights(self, points: Floats, cells: Ints) -> Floats:
         return np.ones((len(cells), self.state_size))
+
+    def norm_matrix(self, level: FieldLevel) -> Any:
+        return h1_matrix(level.mesh, level.length)
+
+    def coarse_functions(self, level: FieldLevel, limit: int) -> SparseMatrix:
+        norm = self.norm_matrix(level)
+        return coarse_level([scalar_chain(norm, level.free, limit)], norm, level.free)
 
 
 class P1Values(P1):
@@ -184,11 +204,23 @@ class RT0(Element):
         values = np.einsum("kij,kqnj->kqni", jacobian, values.reshape(K, Q, local, d)) / determinant  # Piola
         return np.concatenate([values, divergences.reshape(K, Q, local, 1) / determinant], axis=3)
 
-    def norm_weights(self, points: Floats, cells: Ints) -> Floats:
-        """(K, d+1) weights of the H(div) norm."""
+    def norm_weights(self, points: Floats, cells: Ints, length: float = 1.0) -> Floats:
+        """(K, d+1) weights of the H(div) norm, (‖τ‖² + L² ‖div τ‖²)^{1/2}."""
         weights = np.ones((len(cells), self.state_size))
+        weights[:, -1] *= length**2
         weights[:, -1] += spreads(points, cells) / self.dimension**2
         return weights
+
+    def norm_matrix(self, level: FieldLevel) -> Any:
+        from fem_frames.frame.raviart_thomas import FluxLevel
+
+        return FluxLevel(level.mesh, level.fixed, level.length).norm_matrix()
+
+    def coarse_functions(self, level: FieldLevel, limit: int) -> SparseMatrix:
+        from fem_frames.frame.coarse_fluxes import coarse_fluxes
+        from fem_frames.frame.raviart_thomas import FluxLevel
+
+        return coarse_fluxes(FluxLevel(level.mesh, level.fixed, level.length), limit)
 
     def cell_values(self, states: Floats) -> Floats | None:
         return None if self.dimension == 1 else states[..., : self.dimension]

@@ -11,10 +11,12 @@ import numpy as np
 
 from fem_frames.fenicsx import door
 from fem_frames.frame.arrays import FrameArrays, FrameField, FrameLevel
+from fem_frames.frame.coarse_space import size_limit
 from fem_frames.frame.discretisation import Discretisation
+from fem_frames.frame.elements import Element
 from fem_frames.frame.families import FieldLevel, FrameFamily
 from fem_frames.mesh.hierarchy import MeshHierarchy
-from fem_frames.problem.definition import Problem
+from fem_frames.problem.definition import Problem, check_coarse
 from fem_frames.problem.parameters import whole_number
 
 
@@ -23,17 +25,21 @@ def export_frame(
     problem: Problem,
     formulation: str = "energy",
     first_level: int | None = None,
+    coarse: str | None = None,
 ) -> FrameArrays:
     """The multilevel frame of a formulation's fields, from `first_level` to the finest level.
 
     The elements of the fields determine the functions: hats, normalised in H1, for P1; facet functions, normalised in
-    H(div), and curls for RT0. `first_level` defaults to the problem's; levels without a free dof are left out.
+    H(div), and curls for RT0. `first_level` defaults to the problem's; levels without a free dof are left out. `coarse`
+    chooses the coarse level below the first mesh, by default as the problem does: "auto" adds one where the functions
+    on the first mesh are ill conditioned, "none" never, "dense" an orthonormal basis, "algebraic" by aggregation.
     See "Multilevel frames" in the paper. See docs/problems.md.
     """
     hierarchy.check_problem(problem)
     data = Discretisation.from_hierarchy(hierarchy, problem, formulation)
     first = _first_level(data, problem.first_level if first_level is None else first_level)
     rule_points, rule_weights = door.barycentric_quadrature(hierarchy.dimension, problem.quadrature_degree)
+    choice, length = check_coarse(problem.coarse if coarse is None else coarse), hierarchy.length(problem)
     levels, meshes = [], hierarchy.meshes[first:]
     for j, mesh in enumerate(meshes, start=first):
         ends = hierarchy.levels[j].ends if j > first else np.zeros((0, 2), np.int64)
@@ -41,9 +47,9 @@ def export_frame(
     fields: list[FrameField] = []
     families: list[FrameFamily] = []
     for f in data.fields:
-        of_levels = [FieldLevel(mesh, fixed) for mesh, fixed in zip(meshes, f.fixed[first:], strict=True)]
+        of_levels = [FieldLevel(mesh, fixed, length) for mesh, fixed in zip(meshes, f.fixed[first:], strict=True)]
         fields.append(FrameField(f.name, f.element, tuple(level.free for level in of_levels), f.lift[first:]))
-        for family in f.element.families(f.name, of_levels):
+        for family in _with_coarse(f.element, f.element.families(f.name, of_levels), of_levels[0], choice):
             taken = family.name in {other.name for other in families}
             families.append(replace(family, name=f"{family.name} of {f.name}") if taken else family)
     # Nodal families come first, in the order of the fields: nets and files rely on this order.
@@ -61,6 +67,7 @@ def export_frame(
         rule_points=rule_points,
         rule_weights=rule_weights,
         neumann_load=data.neumann_load,
+        length=length,
         record={
             "problem": problem.name,
             "options": dict(problem.options),
@@ -70,6 +77,17 @@ def export_frame(
             **door.versions(),
         },
     )
+
+
+def _with_coarse(element: Element, families: list[FrameFamily], level: FieldLevel, choice: str) -> list[FrameFamily]:
+    """The families of a field, the first with a coarse level where one is wanted and the element has one."""
+    norm = element.norm_matrix(level)
+    if norm is None:
+        return families
+    limit = size_limit(choice, [family.functions[0] for family in families], norm, level.free)
+    if limit is None:
+        return families
+    return [families[0].with_coarse(element.coarse_functions(level, limit)), *families[1:]]
 
 
 def _first_level(data: Discretisation, wanted: int) -> int:

@@ -6,7 +6,7 @@ n_j functions of a family on level j, N points, d dimension.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,8 @@ class FieldLevel:
 
     mesh: SimplexMesh
     fixed: npt.NDArray[np.bool_]  # (simplices that carry nodal values,)
+    length: float = 1.0
+    """L, the unit in which norms measure lengths."""
 
     @property
     def free(self) -> Ints:
@@ -42,15 +44,24 @@ class FrameFamily:
     """Dimension of the simplices that the functions belong to."""
     free: tuple[Ints, ...]  # for each level, these simplices, in the order of the functions
     functions: tuple[SparseMatrix, ...]  # for each level (n_j, simplices of the field)
+    coarse: int = 0
+    """How many functions of the first level, its first ones, are the coarse level (`coarse_space.py`)."""
 
     @property
     def scale(self) -> tuple[Floats, ...]:
-        """For each level (n_j,) the normalisation of the functions; only nodal families have one."""
-        return tuple(functions.weights for functions in self.functions)
+        """For each level the normalisation of the functions of simplices; only nodal families have one."""
+        first = self.functions[0].part(self.coarse, self.functions[0].shape[0])
+        return tuple(functions.weights for functions in (first, *self.functions[1:]))
 
     @property
     def level_sizes(self) -> tuple[int, ...]:
+        """The number of functions on each mesh; those of the coarse level belong to the first one."""
         return tuple(functions.shape[0] for functions in self.functions)
+
+    def with_coarse(self, functions: SparseMatrix) -> FrameFamily:
+        """The family with a coarse level of these functions on the first mesh."""
+        first = SparseMatrix.stacked(functions, self.functions[0])
+        return replace(self, functions=(first, *self.functions[1:]), coarse=functions.shape[0])
 
 
 def hat_families(field: str, levels: Sequence[FieldLevel]) -> list[FrameFamily]:
@@ -58,14 +69,14 @@ def hat_families(field: str, levels: Sequence[FieldLevel]) -> list[FrameFamily]:
     functions = []
     for level in levels:
         free, count = level.free, len(level.mesh.points)
-        scale = 1 / hat_norms(level.mesh)[free]
+        scale = 1 / hat_norms(level.mesh, level.length)[free]
         functions.append(SparseMatrix.from_entries(np.arange(len(free)), free, scale, (len(free), count)))
     return [FrameFamily(field, field, 0, tuple(level.free for level in levels), tuple(functions))]
 
 
-def hat_norms(mesh: SimplexMesh) -> Floats:
-    """(N,) full H1 norms of the nodal hats."""
+def hat_norms(mesh: SimplexMesh, length: float = 1.0) -> Floats:
+    """(N,) full H1 norms of the nodal hats, (‖∇v‖² + ‖v‖²/L²)^{1/2}."""
     d, (gradients, volumes) = mesh.dimension, mesh.hats
     # float64: these norms underflow in half precision
-    square = volumes[:, None] * (2 / ((d + 1) * (d + 2)) + (gradients**2).sum(axis=-1))  # (K, d+1)
+    square = volumes[:, None] * (2 / ((d + 1) * (d + 2) * length**2) + (gradients**2).sum(axis=-1))  # (K, d+1)
     return np.sqrt(np.bincount(mesh.cells.ravel(), weights=square.ravel(), minlength=len(mesh.points)))

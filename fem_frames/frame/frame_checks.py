@@ -24,6 +24,8 @@ def check_frame(frame: FrameArrays) -> None:
         raise ValueError(f"first_level is {frame.first_level!r}; a whole number is expected")
     if not frame.levels or not frame.fields or not frame.families or frame.points.ndim != 2:
         raise ValueError("a frame needs points (N, d), at least one level, one field and one family")
+    if not isinstance(frame.length, float | int) or not 0 < frame.length < np.inf:
+        raise ValueError(f"length is {frame.length!r}; a positive number is expected")
     names = [f.name for f in frame.fields]
     if len(set(names)) < len(names):
         raise ValueError(f"two fields are called {max(names, key=names.count)}")
@@ -111,9 +113,13 @@ def _check_functions(frame: FrameArrays) -> None:
             if (rows.starts.shape, rows.weights.shape) != whole or rows.shape[1] != size:
                 raise ValueError(f"the functions of {family.name} {where} have arrays that do not fit each other")
             steps = np.diff(rows.starts)
+            if j == 0 and not 0 <= family.coarse <= rows.shape[0]:
+                raise ValueError(f"{family.name} has {family.coarse} coarse functions among {rows.shape[0]}")
             if rows.starts[0] != 0 or rows.starts[-1] != rows.columns.size or (steps < 0).any():
                 raise ValueError(f"the functions of {family.name} {where} do not follow each other")
-            nodal = len(family.free[j]) == len(steps) and (steps == 1).all() and (rows.weights > 0).all()
+            own = rows.part(family.coarse, rows.shape[0]) if j == 0 else rows
+            steps = np.diff(own.starts)
+            nodal = len(family.free[j]) == len(steps) and (steps == 1).all() and (own.weights > 0).all()
             if family.name == family.field and not nodal:
                 raise ValueError(f"{family.name} {where} is nodal, but its functions are not")
 
@@ -137,6 +143,9 @@ def check_record(record: Any) -> None:
     elements = record.get("elements", [""] * len(record["fields"]))  # files of earlier versions have none
     fits &= isinstance(elements, list) and len(elements) == len(record["fields"])
     fits &= all(type(name) is str for name in elements)
+    coarse = record.get("coarse", [0] * len(record["families"]))  # files of earlier versions have none
+    fits &= isinstance(coarse, list) and len(coarse) == len(record["families"]) and all(type(n) is int for n in coarse)
+    fits &= type(record.get("length", 1.0)) is float
     made = record["record"]
     fits &= isinstance(made, dict) and isinstance(made.get("options", {}), dict)
     names = made.get("region_names", {}) if isinstance(made, dict) else {}  # only of meshes that have names

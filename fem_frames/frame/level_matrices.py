@@ -110,9 +110,18 @@ def field_of(arrays: FrameArrays, family: FrameFamily) -> FrameField:
 
 
 def prolongation_matrix(arrays: FrameArrays, family: FrameFamily, index: int) -> SparseMatrix:
-    """P_j of a family from levels[index - 1] to levels[index]: coefficients of its forms, not normalised."""
+    """P_j of a family from levels[index - 1] to levels[index]: coefficients of its forms, not normalised.
+
+    For index 0 it maps coefficients of the coarse level to the forms of the first mesh.
+    """
+    sizes = (family.coarse, family.level_sizes[0] - family.coarse, *family.level_sizes[1:])
+    if index == 0:
+        functions, place = family.functions[0].part(0, family.coarse), family.free[0]
+        count = len(arrays.simplices(0, family.degree)[0])
+        columns, row = np.repeat(np.arange(family.coarse), np.diff(functions.starts)), _numbers(place, count)
+        return SparseMatrix.from_entries(row[functions.columns], columns, functions.weights, (sizes[1], sizes[0]))
     rows, columns, weights = _prolongation_entries(arrays, family, index)
-    return SparseMatrix.from_entries(rows, columns, weights, (family.level_sizes[index], family.level_sizes[index - 1]))
+    return SparseMatrix.from_entries(rows, columns, weights, (sizes[index + 1], sizes[index]))
 
 
 def synthesis_matrices(arrays: FrameArrays) -> list[SparseMatrix]:

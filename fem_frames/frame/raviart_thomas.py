@@ -66,8 +66,13 @@ class FluxLevel(FieldLevel):
         rows = (d + 1) * np.arange(K)[:, None, None] + np.arange(d + 1)
         place = [np.broadcast_to(a, table.shape).ravel() for a in (rows, of_cells[..., None])]
         S = sparse.csr_array((table.ravel(), tuple(place)), shape=(K * (d + 1), len(self.facets)))
-        weights = RT0(d).norm_weights(mesh.points, mesh.cells)
+        weights = RT0(d).norm_weights(mesh.points, mesh.cells, self.length)
         return S, (np.abs(signed_volumes(mesh.points, mesh.cells))[:, None] * weights).ravel()
+
+    def norm_matrix(self) -> sparse.csr_array:
+        """(F, F) the matrix of the H(div) norm."""
+        S, weights = self.states
+        return sparse.csr_array(S.T @ sparse.diags(weights) @ S)
 
     def norms(self, functions: sparse.csr_array) -> Floats:
         """(n,) H(div) norms of functions (n, F) given by their fluxes."""
@@ -82,8 +87,8 @@ class FluxLevel(FieldLevel):
 
     def curls(self) -> tuple[Ints, SparseMatrix]:
         """The points (edges for d = 3) whose curls do not change given fluxes, and these curls."""
-        free = self._free_faces()
-        return free, self._normalised(self._curl_matrix()[:, free].T)
+        free = self.free_faces()
+        return free, self._normalised(self.curl_matrix()[:, free].T)
 
     def harmonic_fields(self) -> SparseMatrix:
         """Divergence-free fields orthogonal to the curls; their number is the dimension of H₁(Ω, Γ_D).
@@ -92,18 +97,18 @@ class FluxLevel(FieldLevel):
         """
         free, cells = self.free, self.mesh.cells
         divergence = _matrix(boundary_entries(cells, self.facets), (len(cells), len(self.facets)))[:, free]
-        curl = self._curl_matrix()[free][:, self._free_faces()]
+        curl = self.curl_matrix()[free][:, self.free_faces()]
         found = _kernel(sparse.csr_array(divergence.T @ divergence + curl @ curl.T))
         fields = np.zeros((found.shape[1], len(self.facets)))
         fields[:, free] = found.T
         fields[np.abs(fields) < ZERO * np.abs(fields).max(initial=0.0)] = 0.0
         return self._normalised(sparse.csr_array(fields))
 
-    def _free_faces(self) -> Ints:
+    def free_faces(self) -> Ints:
         """The faces that lie on no facet with a given flux."""
         return np.setdiff1d(np.arange(len(self.faces)), find(_sides(self.facets[self.fixed]), self.faces))
 
-    def _curl_matrix(self) -> sparse.csr_array:
+    def curl_matrix(self) -> sparse.csr_array:
         """(F, faces) fluxes of the curls of the forms of faces."""
         return _matrix(boundary_entries(self.facets, self.faces), (len(self.facets), len(self.faces)))
 
@@ -114,7 +119,8 @@ class FluxLevel(FieldLevel):
 
 def flux_families(field: str, levels: Sequence[FieldLevel]) -> list[FrameFamily]:
     """Facet functions and, for d > 1, curls; the harmonic fields join the curls of the first level."""
-    of_flux, d = [FluxLevel(level.mesh, level.fixed) for level in levels], levels[0].mesh.dimension
+    of_flux = [FluxLevel(level.mesh, level.fixed, level.length) for level in levels]
+    d = levels[0].mesh.dimension
     free = tuple(level.free for level in of_flux)
     found = [FrameFamily(field, field, d - 1, free, tuple(level.facet_functions() for level in of_flux))]
     if d > 1:
@@ -136,7 +142,7 @@ def _flux_levels(hierarchy: MeshHierarchy, problem: Problem) -> list[FluxLevel]:
         facets = mesh.simplices(hierarchy.dimension - 1)[0]
         fixed = np.zeros(len(facets), bool)
         fixed[find(level.facets[natural[level.facet_origin]], facets)] = True
-        found.append(FluxLevel(mesh, fixed))
+        found.append(FluxLevel(mesh, fixed, hierarchy.length(problem)))
     return found
 
 
@@ -155,8 +161,7 @@ def flux_lift(hierarchy: MeshHierarchy, problem: Problem, levels: list[FluxLevel
             values = _prolongation(levels[j - 1], level, hierarchy.levels[j].ends) @ lifts[-1]
             values[level.fixed] = given
         else:
-            S, weights = level.states
-            M = sparse.csc_array(S.T @ sparse.diags(weights) @ S)
+            M = sparse.csc_array(level.norm_matrix())
             values, free = np.zeros(len(level.facets)), level.free
             values[level.fixed] = given
             if len(free):

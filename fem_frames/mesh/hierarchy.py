@@ -95,6 +95,10 @@ class MeshHierarchy:
         """(K, d) midpoints of the cells of a level."""
         return np.asarray(self.points[self.levels[level].cells].mean(axis=1))
 
+    def length(self, problem: Problem) -> float:
+        """L, the unit of lengths in norms and functionals: by default the longest side of the box around the domain."""
+        return float(np.ptp(self.points, axis=0).max()) if problem.length is None else problem.length
+
     def regions(self, problem: Problem) -> Ints:
         """(K,) region tag of each cell on the finest level."""
         if problem.regions is None:

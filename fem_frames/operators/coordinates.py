@@ -51,9 +51,10 @@ class Coordinates:
             if family.name != family.field:  # such as curls
                 pieces.append(free.new_zeros(len(free), sum(family.level_sizes)))
                 continue
-            size = family.level_sizes[-1]
-            own = free[:, start : start + size] / torch.as_tensor(np.array(family.scale[-1])).to(free)
-            pieces += [free.new_zeros(len(free), sum(family.level_sizes[:-1])), own]
+            scale = family.scale[-1]
+            size = len(scale)
+            own = free[:, start : start + size] / torch.as_tensor(np.array(scale)).to(free)
+            pieces += [free.new_zeros(len(free), sum(family.level_sizes) - size), own]
             start += size
         return torch.cat(pieces, dim=1)
 

@@ -78,7 +78,7 @@ class Frame:
     @property
     def level_sizes(self) -> dict[str, tuple[int, ...]]:
         """The number of frame coefficients of each family on every level, from coarse to fine."""
-        return {family.name: family.level_sizes for family in self.arrays.families}
+        return self.arrays.level_sizes
 
     @property
     def frame_size(self) -> int:
@@ -86,9 +86,12 @@ class Frame:
         return self.arrays.frame_size
 
     def P(self, level: int, family: str = "u") -> Prolongation:
-        """P_j for j = `level`; for u it maps nodal values at free points of level j-1 to level j."""
+        """P_j for j = `level`; for u it maps nodal values at free points of level j-1 to level j.
+
+        From the coarse level, which has no mesh, it maps coefficients to nodal values of the first mesh.
+        """
         level = whole_number(level, "level", least=None)
-        first, last = self.arrays.first_level + 1, self.arrays.finest_level
+        first, last = self.arrays.lowest_level + 1, self.arrays.finest_level
         if not first <= level <= last:
             raise ValueError(f"there is no prolongation to level {level}; the frame has those to {first}, …, {last}")
         found = next((f for f in self.arrays.families if f.name == family), None)

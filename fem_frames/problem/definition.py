@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 LEVEL_LIMIT = 60
 REFINEMENTS = ("red", "dolfinx")
+COARSE = ("auto", "none", "dense", "algebraic")
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +64,10 @@ class Problem:
     """The quadrature rule for a_y or f that varies inside cells is exact for polynomials of this degree."""
     first_level: int = 0
     """Coarsest level of the frame; 0 is the coarse mesh."""
+    coarse: str = "auto"
+    """The coarse level below the first mesh of the frame: "auto" where it is needed, "none", "dense", "algebraic"."""
+    length: float | None = None
+    """L, the unit of lengths in norms and functionals; None: the longest side of the box around the domain."""
     resolved_from: int = 0
     """The coarsest level on which every region is a union of cells."""
     name: str = "custom"
@@ -107,11 +112,11 @@ class Problem:
     def check_levels(self, levels: int) -> int:
         """The number of refinements as int, or a ValueError that says what is wrong with it."""
         levels = whole_number(levels, "levels", least=None)
-        least = max(1, self.first_level, self.resolved_from)
+        least = max(0, self.first_level, self.resolved_from)
         if levels < least:
-            why = "" if least == 1 else f", because the regions or the first level of {self.name} need them"
+            why = "" if least == 0 else f", because the regions or the first level of {self.name} need them"
             raise ValueError(
-                f"levels = {levels}: at least {least} refinement{'s are' if least > 1 else ' is'} needed{why}"
+                f"levels = {levels}: at least {least} refinement{' is' if least == 1 else 's are'} needed{why}"
             )
         if levels > LEVEL_LIMIT:
             raise ValueError(f"levels = {levels} would make more cells than any memory holds; use fewer levels")
@@ -200,7 +205,19 @@ def _check_data(problem: Problem) -> None:
             )
     if problem.refinement not in REFINEMENTS:
         raise ValueError(f"refinement is {problem.refinement!r}; choose from {', '.join(REFINEMENTS)}")
+    check_coarse(problem.coarse)
+    if problem.length is not None:
+        if not isinstance(problem.length, numbers_of.Real) or not 0 < problem.length < np.inf:
+            raise ValueError(f"length is {problem.length!r}; a positive number is expected, or None")
+        object.__setattr__(problem, "length", float(problem.length))
     for name, least in (("quadrature_degree", 2), ("first_level", 0), ("resolved_from", 0)):
         object.__setattr__(problem, name, whole_number(getattr(problem, name), name, least))
     if problem.quadrature_degree > 30:
         raise ValueError(f"quadrature_degree is {problem.quadrature_degree}; at most 30 is supported")
+
+
+def check_coarse(choice: Any) -> str:
+    """The choice of a coarse level, or a ValueError that lists the choices."""
+    if choice not in COARSE:
+        raise ValueError(f"coarse is {choice!r}; choose from {', '.join(COARSE)}")
+    return str(choice)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fem_frames.formulations.formulation import Formulation
+from fem_frames.frame.elements import RT0
 from fem_frames.frame.level_matrices import flux_field, state_size, state_slices
 from fem_frames.operators.cells import Congruent
 from fem_frames.operators.linear import LinearOperator
@@ -128,7 +129,8 @@ def flux_bounds(formulation: Formulation, tol: float = 1e-3) -> tuple[float, flo
         raise ValueError(f"the formulation {formulation.name} has no flux; use least squares")
     before = sum(len(f.free[-1]) for f in arrays.fields[: arrays.fields.index(field)])
     weights = np.zeros((len(arrays.volumes), state_size(arrays)))
-    weights[:, state_slices(arrays)[field.name]] = field.element.norm_weights(arrays.points, arrays.levels[-1].cells)
+    mesh = arrays.points, arrays.levels[-1].cells
+    weights[:, state_slices(arrays)[field.name]] = RT0(arrays.dimension).norm_weights(*mesh, arrays.length)
     scale = torch.as_tensor(weights.ravel(), device=device)
     D, H = formulation.nodal_differential, formulation.frame.H
     size = len(field.free[-1])

@@ -36,7 +36,7 @@ def formulations(
     device: torch.device | str = "cpu",
 ) -> Iterator[tuple[int, Formulation]]:
     """The formulation on each level, starting with the coarsest level that resolves the problem."""
-    first = max(arrays.first_level, problem.resolved_from, 1)
+    first = max(arrays.first_level, problem.resolved_from, min(1, arrays.finest_level))
     for level in range(first, arrays.finest_level + 1) if levels is None else levels:
         frame = Frame.from_arrays(arrays.coarsened(level, problem.regions), dtype, device)
         yield level, make_formulation(frame, problem)

@@ -255,7 +255,7 @@ def hint_of_start(c: Configuration, arrays: FrameArrays, problem: Problem, nodal
     """Advice if a prolonged net starts on a level with fewer degrees of freedom than parameters; None otherwise."""
     if c.net == OWN or not NETS[c.net].prolonged or nodal:
         return None
-    p, first, sizes = problem.parameters.dimension, arrays.first_level, level_sizes(arrays, nodal=False)
+    p, first, sizes = problem.parameters.dimension, arrays.lowest_level, level_sizes(arrays, nodal=False)
     start = first if c.start_level is None else c.start_level
     # For each family, its number of functions on the first level from `start` that has any.
     begins = {name: next(filter(None, own[start - first :])) for name, own in sizes.items()}
