@@ -45,6 +45,7 @@ _HOMES = {
     "ByRegion": "problem.coefficients",
     "ExpAffine": "problem.coefficients",
     "Gaussian": "problem.parameters",
+    "Parameter": "problem.boundary",
     "Pointwise": "problem.coefficients",
     "Problem": "problem.definition",
     "Uniform": "problem.parameters",
@@ -88,6 +89,7 @@ if TYPE_CHECKING:
     from fem_frames.operators.cells import Congruent
     from fem_frames.operators.frame import Frame
     from fem_frames.operators.linear import LinearOperator
+    from fem_frames.problem.boundary import Parameter
     from fem_frames.problem.catalogue import PROBLEMS
     from fem_frames.problem.coefficients import Affine, ByRegion, ExpAffine, Pointwise, namespace
     from fem_frames.problem.definition import Gaussian, Problem, Uniform
@@ -121,6 +123,7 @@ if TYPE_CHECKING:
         "MeshArrays",
         "MeshHierarchy",
         "P1Values",
+        "Parameter",
         "Pointwise",
         "Problem",
         "QuadraticFormulation",

@@ -97,7 +97,7 @@ def check_geometry(points: Floats, cells: Ints) -> None:
         raise ValueError(
             f"cell {inverted[0]} with the points {cells[inverted[0]].tolist()} is inverted: its volume is "
             f"{volume[inverted[0]]:.1e} ({len(inverted)} such cells); list its vertices in positive order, "
-            "or pass fem_frames.mesh.coarse.orient(points, cells)"
+            "or pass fem_frames.mesh.geometry.orient(points, cells)"
         )
     _check_facets(points, cells)
     _check_hanging(points, cells)
