@@ -43,17 +43,9 @@ def refine(coarse: MeshArrays, levels: int, refinement: str = "red") -> MeshHier
         level, points, cell_number = _renumber(meshes[-1], points, fine, cell_number[parent])
         meshes.append(level)
         mesh = fine
-    tags, inner = _facet_tags(coarse, facets)
-    return MeshHierarchy(
-        points,
-        tuple(meshes),
-        coarse.regions,
-        tags,
-        refinement,
-        facet_names=coarse.facet_names,
-        region_names=coarse.region_names,
-        inner_facet_tags=inner,
-    )
+    tags, names = _facet_tags(coarse, facets), (coarse.facet_names, coarse.region_names)
+    inner = _inner_facet_tags(coarse, facets)
+    return MeshHierarchy(points, tuple(meshes), coarse.regions, tags, refinement, *names, inner_facet_tags=inner)
 
 
 # Edges by their ends; the 2^d children by corners 0, …, d of the cell and then the midpoints of its edges, in order.
@@ -196,13 +188,19 @@ def _facet_origin(coarse: Level, facets: Ints, ends: Ints, count: int) -> Ints:
     return coarse.facet_origin[found]
 
 
-def _facet_tags(coarse: MeshArrays, facets: Ints) -> tuple[Ints, Ints]:
-    """(F,) tag of each boundary facet, -1 if it has none, and the tags of all tagged facets inside the domain."""
-    tags, given = np.full(len(facets), -1, np.int64), row_keys(coarse.facets, len(coarse.points))
-    keys = row_keys(facets, len(coarse.points))
-    order = np.argsort(keys)
-    place = np.minimum(np.searchsorted(keys, given, sorter=order), len(keys) - 1)
-    outer = keys[order[place]] == given
-    tags[order[place[outer]]] = coarse.facet_tags[outer]
-    between = np.isin(given, row_keys(facets_of(coarse.cells), len(coarse.points))) & ~outer
-    return tags, coarse.facet_tags[between]
+def _facet_tags(coarse: MeshArrays, facets: Ints) -> Ints:
+    """(F,) tag of each boundary facet, -1 if it has none."""
+    tags = np.full(len(facets), -1, np.int64)
+    given = {
+        int(k): int(t) for k, t in zip(row_keys(coarse.facets, len(coarse.points)), coarse.facet_tags, strict=True)
+    }
+    for i, key in enumerate(row_keys(facets, len(coarse.points))):
+        tags[i] = given.get(int(key), -1)
+    return tags
+
+
+def _inner_facet_tags(coarse: MeshArrays, facets: Ints) -> Ints:
+    """Tags of the tagged facets that are facets of cells, but not on the boundary."""
+    count = len(coarse.points)
+    given, outer, known = (row_keys(rows, count) for rows in (coarse.facets, facets, facets_of(coarse.cells)))
+    return coarse.facet_tags[np.isin(given, known) & ~np.isin(given, outer)]
