@@ -259,12 +259,22 @@ def test_bad_files_are_refused(tmp_path, read, text, message):
         read(written(tmp_path, text))
 
 
-def test_a_script_that_is_called_a_mesh_is_not_run(tmp_path):
+@pytest.mark.parametrize("head", ["", "\n$MeshFormat\n4.1 0 8\n$EndMeshFormat\n"])
+def test_a_script_that_is_called_a_mesh_is_not_run(tmp_path, head):
     """gmsh runs files without the head of a mesh as scripts."""
     mark = tmp_path / "mark"
-    path = written(tmp_path, f'Point(1) = {{0, 0, 0}};\nSystemCall "touch {mark}";\n')
+    path = written(tmp_path, f'{head}SystemCall "touch {mark}";\n')
     with pytest.raises(ValueError, match=r"does not begin with \$MeshFormat"):
         read_gmsh(path)
+    assert not mark.exists()
+
+
+def test_a_script_beside_a_mesh_is_not_run(tmp_path, read):
+    """gmsh runs NAME.msh.opt when it reads NAME.msh."""
+    mark, path = tmp_path / "mark", written(tmp_path, square_41())
+    for name in ("square.msh.opt", "square.opt"):
+        (tmp_path / name).write_text(f'SystemCall "touch {mark}";\n')
+    assert read(path).region_names == {"steel": 5, "air": 6}
     assert not mark.exists()
 
 

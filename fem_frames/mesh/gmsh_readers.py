@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ from fem_frames.mesh.geometry import Floats, Ints
 
 _SIMPLICES = {15: 0, 1: 1, 2: 2, 4: 3}  # gmsh's numbers of first-order simplices, and their dimensions
 _KINDS = ("vertex", "line", "triangle", "tetra")
-_HEAD = re.compile(rb"\s*(?:\$Comments\b.*?\$EndComments\s+)*\$MeshFormat\s+(\d+)(?:\.(\d+))?\s+([01])\s+(\d+)", re.S)
+_HEAD = re.compile(rb"(?:\$Comments\b.*?\$EndComments\s+)*\$MeshFormat\s+(\d+)(?:\.(\d+))?\s+([01])\s+(\d+)", re.S)
 
 
 Names = tuple[tuple[tuple[str, int], ...], ...]
@@ -46,7 +47,6 @@ class GmshContent:
 
 def read_content(path: Path) -> GmshContent:
     """The content of a gmsh file, by the reader that is installed and suits its format."""
-    # gmsh would run a file without this head as a script of its own language.
     version = file_version(path)
     # Format 2 lists groups by element, which gmsh does not keep: all elements of a geometrical entity get the groups
     # of each. Files by other programs number all entities alike, so meshio reads them better.
@@ -58,7 +58,10 @@ def read_content(path: Path) -> GmshContent:
 
 
 def file_version(path: Path) -> float:
-    """The version of the format in a file's head; raises a ValueError if the file is not one of gmsh's meshes."""
+    """The version of the format in a file's head; raises a ValueError if the file is not one of gmsh's meshes.
+
+    gmsh would run a file without this head as a script, which may call the system.
+    """
     with path.open("rb") as file:
         head = _HEAD.match(file.read(100_000))
     if head is None:
@@ -86,9 +89,11 @@ def _names(path: Path) -> Names:
 def read_by_gmsh(path: Path) -> GmshContent:
     """The content as the package gmsh reads it; raises an ImportError if that is missing."""
     gmsh = gmsh_package()
-    with _model(gmsh):
+    file_version(path)
+    # A copy, because gmsh runs a file beside it as a script if its name continues with .opt.
+    with tempfile.TemporaryDirectory() as folder, _model(gmsh):
         try:
-            gmsh.merge(str(path.resolve()))
+            gmsh.merge(shutil.copyfile(path, str(Path(folder) / "mesh.msh")))
         except Exception as error:  # gmsh has no class of its own for errors
             raise ValueError(f"{path} cannot be read as a gmsh mesh: {error}; {_REMEDY}") from error
         return _content_of_model(gmsh, _names(path))
