@@ -149,11 +149,23 @@ def test_mistakes_are_warnings_with_all_that_there_is():
     assert "did you mean 'inflow'?" in text
     assert "the coefficient has no value on the region 'air'" in text
     assert "ByRegion has a value for the region with the tag 17, which has no cells" in text
-    assert by_name(shown.groups)["holes"].condition == "?"
+    assert {name: row.condition for name, row in by_name(shown.groups).items()} == {
+        "inflow": "?",
+        "outflow": "a ∂u/∂n = 3 y[2]",
+        "holes": "a ∂u/∂n = (1 + y[2]) (u_outside(x) - u)",
+        "wall": "?",
+    }
     assert by_name(shown.regions)["air"].coefficient == "?"
     unknown = replace(PLATE_PROBLEM, coefficient=ByRegion({"stahl": 0})).show()
     assert any("no region is called 'stahl'" in warning for warning in unknown.warnings)
     assert {r.coefficient for r in unknown.regions} == {"?"}
+    two = replace(PLATE_PROBLEM, dirichlet={"a": 0.0}, neumann={"b": 0.0, "outflow": 1.0}).show()
+    assert [w.split(":")[0] for w in two.warnings if "no boundary facet" in w] == ["dirichlet['a']", "neumann['b']"]
+
+
+def test_conditions_that_overlap_are_a_warning():
+    shown = replace(PLATE_PROBLEM, neumann={"outflow": Parameter(2), 1: 1.0}).show()
+    assert "dirichlet['inflow'] and neumann[1] both hold on the boundary facet" in shown.warnings[0]
 
 
 def test_empty_and_inner_groups_and_idle_parameters_are_shown():

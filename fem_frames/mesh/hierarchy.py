@@ -136,7 +136,7 @@ class MeshHierarchy:
             if condition.where == (REST,):
                 rest.append(number)
                 continue
-            chosen = self._facets_of(condition)
+            chosen = self.facets_of(condition)
             twice = np.flatnonzero(chosen & (found >= 0))
             if len(twice):
                 other = problem.conditions[found[twice[0]]]
@@ -152,8 +152,8 @@ class MeshHierarchy:
         kinds = np.array([*(condition.kind == "dirichlet" for condition in problem.conditions), False])
         return np.asarray(kinds[self.condition_facets(problem)])
 
-    def _facets_of(self, condition: Condition) -> np.ndarray:
-        """(F of level 0,) whether the condition names the facet."""
+    def facets_of(self, condition: Condition) -> np.ndarray:
+        """(F of level 0,) whether the condition, other than one on the rest, names the facet."""
         if callable(condition.where):
             return self._facets_where(condition.where)
         if condition.where == (ALL,):

@@ -102,9 +102,9 @@ class Problem:
 
         Saves a picture of mesh, regions and boundary groups if `picture` is a path. See docs/meshes.md.
         """
-        from fem_frames.studies.overview import overview
+        from fem_frames.studies.inspection import inspect_problem
 
-        found = overview(self)
+        found = inspect_problem(self)
         if picture is not None:
             found.plot(picture)
         return found
