@@ -244,8 +244,3 @@ def test_trial_finds_a_bad_source_too():
     problem = square(source=lambda x, y: y[:, 0], parameters=Uniform((0.5,) * 3, (1.5,) * 3))
     with pytest.raises(ValueError, match="source f has values of shape"):
         problem.tabulate(np.full((3, 3, 2), 0.5), np.zeros(3, int))
-
-
-def test_names_of_regions_are_refused_with_what_to_give():
-    with pytest.raises(ValueError, match="'steel' is the name of a region; give its tag, the number of its physical"):
-        ByRegion({"steel": 0})

@@ -22,7 +22,7 @@ def problem_content(problem: Problem | None, arrays: FrameArrays) -> dict[str, A
     """The entry of a file for the problem; empty for built-in problems, found by name, and those with functions."""
     if problem is None or arrays.record.get("problem") in PROBLEMS:
         return {}
-    description = describe_problem(problem, quadrature_points(arrays), arrays.regions)
+    description = describe_problem(arrays.with_tags(problem), quadrature_points(arrays), arrays.regions)
     return {} if description is None else {"problem": _converted(description, np.ndarray, _as_tensor)}
 
 

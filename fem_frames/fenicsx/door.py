@@ -154,7 +154,8 @@ def arrays_of(mesh: dmesh.Mesh, cell_tags: Any = None, facet_tags: Any = None) -
         or nodes(mesh).shape[1] != d + 1
     ):
         raise ValueError(
-            "the DOLFINx mesh must consist of straight intervals, triangles or tetrahedra in R^1, R^2 or R^3"
+            "the DOLFINx mesh must consist of straight intervals, triangles or tetrahedra in R^1, R^2 or R^3; "
+            f"this one has {mesh.topology.cell_type.name}s in R^{mesh.geometry.dim} (DOLFINx's readers take gdim=2)"
         )
     for tags, dim in ((cell_tags, d), (facet_tags, d - 1)):
         if tags is not None and tags.dim != dim:

@@ -81,6 +81,7 @@ class ReferenceSolver:
         choose_solver(formulation, solver)
         levels = problem.check_levels(levels)
         coarse = coarse_mesh(problem.mesh)  # on all ranks: the mesh may be distributed
+        problem = problem.with_tags(coarse.region_names)
         solver = choose_solver(formulation, solver, coarse.dimension)
 
         def discretise() -> Discretisation | None:
@@ -95,7 +96,7 @@ class ReferenceSolver:
         """The solver on the finest mesh of a frame, without refining the mesh again."""
         made = cls.__new__(cls)
         solver = choose_solver(arrays.formulation, None, arrays.dimension)
-        made._set_up(problem, arrays.formulation, Discretisation.from_frame(arrays), solver, {}, comm)
+        made._set_up(arrays.with_tags(problem), arrays.formulation, Discretisation.from_frame(arrays), solver, {}, comm)
         return made
 
     def _set_up(

@@ -5,7 +5,9 @@ N points, K cells, F boundary facets, d dimension.
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ import numpy as np
 from fem_frames.fenicsx import door
 from fem_frames.fenicsx.door import MPI
 from fem_frames.mesh.coarse import Grid, MeshArrays
-from fem_frames.mesh.geometry import Floats, Ints, boundary_facets, row_keys
+from fem_frames.mesh.geometry import Floats, Ints, boundary_facets, facets_of, row_keys
 from fem_frames.mesh.gmsh import read_gmsh
 from fem_frames.mesh.hierarchy import Level, MeshHierarchy
 from fem_frames.problem.definition import REFINEMENTS, whole_number
@@ -42,7 +44,8 @@ def refine(coarse: MeshArrays, levels: int, refinement: str = "red") -> MeshHier
         meshes.append(level)
         mesh = fine
     tags, names = _facet_tags(coarse, facets), (coarse.facet_names, coarse.region_names)
-    return MeshHierarchy(points, tuple(meshes), coarse.regions, tags, refinement, *names)
+    inner = _inner_facet_tags(coarse, facets)
+    return MeshHierarchy(points, tuple(meshes), coarse.regions, tags, refinement, *names, inner_facet_tags=inner)
 
 
 # Edges by their ends; the 2^d children by corners 0, …, d of the cell and then the midpoints of its edges, in order.
@@ -84,15 +87,49 @@ def coarse_mesh(source: Any) -> MeshArrays:
         return source
     if isinstance(source, Grid):
         return door.generate(source)
-    if isinstance(source, str | Path):
+    if isinstance(source, str | os.PathLike):
         return read_gmsh(source)
-    parts = source if isinstance(source, tuple | list) else (source,)
-    if parts and door.is_mesh(parts[0]):
-        return door.arrays_of(*parts[:3])  # newer gmsh readers return more than mesh and tags
+    if hasattr(source, "physical_groups"):  # DOLFINx's MeshData, a named tuple with the tags of ridges and peaks too
+        parts = (source.mesh, source.cell_tags, source.facet_tags, source.physical_groups)
+    else:
+        parts = tuple(source) if isinstance(source, tuple | list) else (source,)
+    if 1 <= len(parts) <= 4 and door.is_mesh(parts[0]):
+        arrays = door.arrays_of(*parts[:3])
+        return _named(arrays, parts[3]) if len(parts) == 4 else arrays
     raise ValueError(
         f"a mesh cannot be made from {type(source).__name__}: give a Grid, MeshArrays, the path of a gmsh file, "
-        "a DOLFINx mesh, or DOLFINx's (mesh, cell tags, facet tags)"
+        "a DOLFINx mesh, DOLFINx's (mesh, cell tags, facet tags), or (mesh, cell tags, facet tags, names)"
     )
+
+
+def _named(arrays: MeshArrays, groups: Any) -> MeshArrays:
+    """The mesh with names of its tags: {"inflow": (dimension, tag)}, or {"inflow": tag} where the tag says enough."""
+    if not isinstance(groups, Mapping):
+        raise ValueError(
+            f"the names of tags are a {type(groups).__name__}; a dictionary is expected: {{'inflow': (1, 7)}}, from "
+            "names to dimension and tag"
+        )
+    d = arrays.dimension
+    names: dict[int, dict[Any, Any]] = {d: {}, d - 1: {}}
+    for name, group in groups.items():
+        if name == "":  # groups without a name
+            continue
+        if isinstance(group, tuple | list):
+            if len(group) != 2:
+                raise ValueError(f"the name {name!r} stands for {group!r}; give a pair (dimension, tag), or a tag")
+            dimension, tag = group
+        else:
+            tag, carried = group, [k for k, tags in ((d, arrays.regions), (d - 1, arrays.facet_tags)) if group in tags]
+            if len(carried) != 1:
+                which = "both cells and facets carry" if carried else "neither cells nor facets carry"
+                raise ValueError(
+                    f"the name {name!r} stands for the tag {tag!r}, which {which}; give a pair (dimension, tag): "
+                    f"({d}, {tag!r}) for cells, ({d - 1}, {tag!r}) for facets"
+                )
+            dimension = carried[0]
+        if dimension in names:
+            names[dimension][name] = tag
+    return replace(arrays, region_names=names[d], facet_names=names[d - 1])
 
 
 def _renumber(coarse: Level, points: Floats, fine: Any, parent: Ints) -> tuple[Level, Floats, Ints]:
@@ -152,6 +189,7 @@ def _facet_origin(coarse: Level, facets: Ints, ends: Ints, count: int) -> Ints:
 
 
 def _facet_tags(coarse: MeshArrays, facets: Ints) -> Ints:
+    """(F,) tag of each boundary facet, -1 if it has none."""
     tags = np.full(len(facets), -1, np.int64)
     given = {
         int(k): int(t) for k, t in zip(row_keys(coarse.facets, len(coarse.points)), coarse.facet_tags, strict=True)
@@ -159,3 +197,10 @@ def _facet_tags(coarse: MeshArrays, facets: Ints) -> Ints:
     for i, key in enumerate(row_keys(facets, len(coarse.points))):
         tags[i] = given.get(int(key), -1)
     return tags
+
+
+def _inner_facet_tags(coarse: MeshArrays, facets: Ints) -> Ints:
+    """Tags of the tagged facets that are facets of cells, but not on the boundary."""
+    count = len(coarse.points)
+    given, outer, known = (row_keys(rows, count) for rows in (coarse.facets, facets, facets_of(coarse.cells)))
+    return coarse.facet_tags[np.isin(given, known) & ~np.isin(given, outer)]

@@ -173,6 +173,7 @@ def problem_digest(problem: Problem, levels: int, formulation: str) -> str:
     Functions have no other identity than their values, so it hashes rounded values on the finest mesh for three y.
     """
     hierarchy = MeshHierarchy.from_problem(problem, levels)
+    problem = problem.with_tags(hierarchy.region_names)
     y, x, regions = problem.parameters.sample(3, 0), hierarchy.centres()[:, None], hierarchy.regions(problem)
     data = Discretisation.from_hierarchy(hierarchy, problem, formulation)
     values = [

@@ -101,6 +101,7 @@ class Formulation(ABC):
         check_fields(arrays, type(self))
         arrays.check_problem(problem)
         check_boundary(arrays, type(self), problem)
+        problem = arrays.with_tags(problem)
         self.frame, self.problem = frame, problem
         self.wide = accumulation_dtype(frame.dtype)
         """The precision of coefficients, sources and sums over cells: float32 if the frame is in half precision."""

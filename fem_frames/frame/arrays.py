@@ -214,6 +214,13 @@ class FrameArrays:
         if wrong:
             raise self.misfit(problem, wrong)
 
+    def with_tags(self, problem: Problem) -> Problem:
+        """The problem with region tags in place of names, by the names that the mesh of the frame had."""
+        try:
+            return problem.with_tags(self.record.get("region_names", {}))
+        except ValueError as error:
+            raise self.misfit(problem, str(error)) from error
+
     def misfit(self, problem: Problem, wrong: str) -> ValueError:
         """The error for a problem that does not fit the frame."""
         made = self.record.get("problem")

@@ -50,7 +50,7 @@ class Discretisation:
     @classmethod
     def from_hierarchy(cls, hierarchy: MeshHierarchy, problem: Problem, formulation: str) -> Discretisation:
         """The discrete problem on a mesh hierarchy."""
-        kind = formulation_for(formulation, problem)
+        kind, problem = formulation_for(formulation, problem), problem.with_tags(hierarchy.region_names)
         regions = hierarchy.regions(problem)
         problem.tabulate(hierarchy.centres()[:, None], regions)  # finds unknown region tags and wrong shapes now
         problem.try_boundary(hierarchy.points)

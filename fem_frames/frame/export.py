@@ -79,6 +79,7 @@ def export_frame(
             "refinement": problem.refinement,
             "quadrature_degree": problem.quadrature_degree,
             **({"normalisation": problem.normalisation} if problem.normalisation != "H1" else {}),
+            **({"region_names": dict(hierarchy.region_names)} if hierarchy.region_names else {}),
             **door.versions(),
         },
     )

@@ -176,5 +176,7 @@ def check_record(record: Any) -> None:
     fits &= all(isinstance(own, list) and all(type(number) is int for number in own) for own in shapes)
     made = record["record"]
     fits &= isinstance(made, dict) and isinstance(made.get("options", {}), dict)
+    names = made.get("region_names", {}) if isinstance(made, dict) else {}  # only of meshes that have names
+    fits &= isinstance(names, dict) and all(type(tag) is int for tag in names.values())
     if not fits:
         raise ValueError("fields, families or the record have other types than in a frame")

@@ -1,6 +1,10 @@
-"""Checks of user meshes: point numbers, orientation, overlaps, hanging nodes."""
+"""Checks of user meshes: point numbers, orientation, overlaps, hanging nodes, groups and their names."""
 
 from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +22,55 @@ def checked_array(value: npt.ArrayLike, dtype: type, name: str, ndim: int) -> np
         return raw.astype(dtype)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name} must be numbers, not {raw.dtype}") from error
+
+
+RESERVED = ("all", "rest")
+"""Names that boundary conditions use for all of the boundary, and for what no other condition names."""
+
+
+def checked_names(names: Any, what: str) -> Mapping[str, int]:
+    """A copy of the names of tags; raises a ValueError unless they are texts with whole numbers."""
+    if not isinstance(names, Mapping):
+        raise ValueError(f"{what} is a {type(names).__name__}; a dictionary is expected: {{'inflow': 7}}")
+    for name, tag in names.items():
+        if not isinstance(name, str) or not name.strip():
+            raise ValueError(f"{what} has the name {name!r}; a text is expected: {{'inflow': 7}}")
+        if isinstance(tag, bool) or not isinstance(tag, int | np.integer):
+            raise ValueError(f"{what}[{name!r}] is {tag!r}; a tag is expected, which is a whole number")
+        if what == "facet_names" and name in RESERVED:
+            meaning = "all of the boundary" if name == "all" else "all that no other condition names"
+            raise ValueError(f"a group of facets is called {name!r}, which stands for {meaning}: rename the group")
+    return {str(name): int(tag) for name, tag in names.items()}
+
+
+def check_groups(points: Floats, cells: Ints, facets: Ints, tags: Ints, names: Mapping[str, int]) -> None:
+    """Raises a ValueError if a boundary facet is in two groups; facets between cells may be."""
+    if len(facets) == 0:
+        return
+    keys = row_keys(facets, len(points))
+    _, first, place = np.unique(keys, return_index=True, return_inverse=True)
+    twice = np.flatnonzero(tags[first][place.reshape(-1)] != tags)
+    if len(twice) == 0:
+        return
+    outer = twice[np.isin(keys[twice], row_keys(boundary_facets(cells), len(points)))]
+    if len(outer):
+        name_of = {tag: repr(name) for name, tag in names.items()}
+        pair = [int(tags[first][place.reshape(-1)[outer[0]]]), int(tags[outer[0]])]
+        shown = " and ".join(name_of.get(tag, str(tag)) for tag in pair)
+        where = points[facets[outer[0]]].tolist()
+        raise ValueError(
+            f"the boundary facet {where} is in the groups {shown}; a facet belongs to one group: take it out of one, "
+            "or make a group of what they share"
+        )
+
+
+def known_names(wanted: str, names: Iterable[str], tags: Iterable[int] = ()) -> str:
+    """For messages about an unknown name: what there is, and which of it was probably meant."""
+    names = list(names)
+    close = difflib.get_close_matches(wanted.lower(), [name.lower() for name in names], 1, 0.6)
+    meant = [name for name in names if close and name.lower() == close[0]]
+    there = ", ".join([*map(repr, names), *map(str, tags)])
+    return there + (f"; did you mean {meant[0]!r}?" if meant else "")
 
 
 def check_references(rows: Ints, count: int, what: str) -> None:
@@ -44,7 +97,7 @@ def check_geometry(points: Floats, cells: Ints) -> None:
         raise ValueError(
             f"cell {inverted[0]} with the points {cells[inverted[0]].tolist()} is inverted: its volume is "
             f"{volume[inverted[0]]:.1e} ({len(inverted)} such cells); list its vertices in positive order, "
-            "or pass fem_frames.mesh.coarse.orient(points, cells)"
+            "or pass fem_frames.mesh.geometry.orient(points, cells)"
         )
     _check_facets(points, cells)
     _check_hanging(points, cells)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fem_frames.mesh.checks import check_geometry, check_references, checked_array
+from fem_frames.mesh.checks import check_geometry, check_groups, check_references, checked_array, checked_names
 from fem_frames.mesh.geometry import Floats, Ints, as_tuple
 
 _CELL_NAMES = {1: "intervals", 2: "triangles", 3: "tetrahedra"}
@@ -61,9 +61,9 @@ class MeshArrays:
     facets: Ints = field(default_factory=lambda: np.zeros((0, 1), np.int64))  # (F, d) tagged boundary facets
     facet_tags: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # (F,)
     region_names: Mapping[str, int] = field(default_factory=dict)
-    """Names of region tags: {"steel": 1}."""
+    """Names of region tags: {"steel": 1}. Tags that no cell carries may have names too."""
     facet_names: Mapping[str, int] = field(default_factory=dict)
-    """Names of facet tags: {"inflow": 7}."""
+    """Names of facet tags: {"inflow": 7}; "all" and "rest" have a meaning of their own."""
 
     def __post_init__(self) -> None:
         points = checked_array(self.points, np.float64, "points", 2)
@@ -96,6 +96,10 @@ class MeshArrays:
         if len(unused):
             raise ValueError(f"point {unused[0]} belongs to no cell ({len(unused)} such points): remove it")
         check_geometry(points, cells)
+        names = {name: checked_names(getattr(self, name), name) for name in ("region_names", "facet_names")}
+        check_groups(points, cells, facets, tags, names["facet_names"])
+        for name, mapping in names.items():
+            object.__setattr__(self, name, mapping)
         for name, value in zip(
             ("points", "cells", "regions", "facets", "facet_tags"), (points, cells, regions, facets, tags), strict=True
         ):

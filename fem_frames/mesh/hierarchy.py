@@ -9,6 +9,7 @@ N points, K cells, F boundary facets, d dimension, J the finest level.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from fem_frames.mesh.checks import known_names
 from fem_frames.mesh.coarse import Grid, MeshArrays
 from fem_frames.mesh.geometry import Floats, Ints
 from fem_frames.mesh.simplices import SimplexMesh
@@ -52,6 +54,8 @@ class MeshHierarchy:
     """Tags of the boundary groups that have a name."""
     region_names: Mapping[str, int] = field(default_factory=dict)
     """Tags of the regions that have a name."""
+    inner_facet_tags: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Tags of the tagged facets that lie between two cells of the coarse mesh, one entry per facet."""
     source: Any = None
     """The `Problem.mesh` that was refined."""
 
@@ -117,7 +121,7 @@ class MeshHierarchy:
         if isinstance(mine, MeshArrays) and isinstance(other, MeshArrays):
             names = ("points", "cells", "regions", "facets", "facet_tags")  # names do not change the hierarchy
             same = all(np.array_equal(getattr(mine, name), getattr(other, name)) for name in names)
-        elif isinstance(mine, str | Path) and isinstance(other, str | Path):
+        elif isinstance(mine, str | os.PathLike) and isinstance(other, str | os.PathLike):
             same = Path(mine) == Path(other)
         else:
             same = mine is other or (isinstance(mine, Grid) and bool(mine == other))
@@ -132,7 +136,7 @@ class MeshHierarchy:
             if condition.where == (REST,):
                 rest.append(number)
                 continue
-            chosen = self._facets_of(condition)
+            chosen = self.facets_of(condition)
             twice = np.flatnonzero(chosen & (found >= 0))
             if len(twice):
                 other = problem.conditions[found[twice[0]]]
@@ -151,21 +155,47 @@ class MeshHierarchy:
         chosen = np.array([*(condition.kind in kinds for condition in problem.conditions), False])
         return np.asarray(chosen[self.condition_facets(problem)])
 
-    def _facets_of(self, condition: Condition) -> np.ndarray:
-        """(F of level 0,) whether the condition names the facet."""
+    def facets_of(self, condition: Condition) -> np.ndarray:
+        """(F of level 0,) whether the condition, other than one on the rest, names the facet."""
         if callable(condition.where):
             return self._facets_where(condition.where)
         if condition.where == (ALL,):
             return np.ones(len(self.levels[0].facets), bool)
-        tags = [self.facet_names.get(group, -1) if isinstance(group, str) else group for group in condition.where]
-        known = set(self.coarse_facet_tags.tolist()) - {-1}
-        for group, tag in zip(condition.where, tags, strict=True):
-            if tag not in known:
-                names = [repr(name) for name, number in self.facet_names.items() if number in known]
-                has = ", ".join([*names, *(str(k) for k in sorted(known - set(self.facet_names.values())))])
-                what = f"is called {group!r}" if isinstance(group, str) else f"carries the tag {group}"
-                raise ValueError(f"no boundary facet {what}; the mesh has {has or 'no facet tags'}")
+        tags = [self._tag_of(group, condition) for group in condition.where]
         return np.isin(self.coarse_facet_tags, tags)
+
+    def _tag_of(self, group: str | int, condition: Condition) -> int:
+        """The facet tag of a group; raises a ValueError unless all of the group's facets lie on the boundary."""
+        outer, inner = self.coarse_facet_tags, self.inner_facet_tags
+        tag = self.facet_names.get(group) if isinstance(group, str) else group
+        known = set(outer.tolist()) - {-1}
+        names = [name for name, number in self.facet_names.items() if number in known]
+        others = sorted(known - {self.facet_names[name] for name in names})
+        has = known_names(str(group), names, others) or "no groups of boundary facets"
+        if names and not isinstance(group, str):
+            has = ", ".join([*(f"{name!r} ({self.facet_names[name]})" for name in names), *map(str, others)])
+        if tag is None:
+            if isinstance(group, str) and group in self.region_names:
+                raise ValueError(
+                    f"{condition.text}: {group!r} is a region, a group of cells; conditions hold on groups of boundary "
+                    f"facets, and the mesh has {has}"
+                )
+            raise ValueError(f"{condition.text}: no boundary facet is called {group!r}; the mesh has {has}")
+        inside = int((inner == tag).sum())
+        if inside and tag in known:
+            raise ValueError(
+                f"{condition.text}: {inside} of {inside + int((outer == tag).sum())} facets of the group {group!r} lie "
+                "between cells, inside the domain; make a group of the facets on the boundary alone"
+            )
+        if inside:
+            raise ValueError(
+                f"{condition.text}: all {inside} facets of the group {group!r} lie between cells, inside the domain; "
+                f"conditions hold on the boundary, and the mesh has {has}"
+            )
+        if tag not in known:
+            what = f"is called {group!r}: the group is empty" if isinstance(group, str) else f"carries the tag {group}"
+            raise ValueError(f"{condition.text}: no boundary facet {what}; the mesh has {has}")
+        return int(tag)
 
     def _facets_where(self, indicator: Any) -> np.ndarray:
         """(F of level 0,) where the function is true at the midpoints of all finest facets inside a coarse facet."""

@@ -6,13 +6,14 @@ B samples, K cells, Q points in a cell, d dimension, p parameters.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from fem_frames.mesh.checks import known_names
 from fem_frames.mesh.geometry import Floats, Ints
 from fem_frames.problem.parameters import whole_number
 
@@ -45,20 +46,47 @@ class Coefficient(Protocol):
 class ByRegion:
     """Piecewise constant as in the paper: a parameter or a fixed number on every region. See docs/problems.md."""
 
-    parameter: Mapping[int, int]
-    """Maps region tags to the index of the parameter that is the value of a_y."""
-    fixed: Mapping[int, float] = field(default_factory=dict)
-    """Maps region tags to values that do not depend on y."""
+    parameter: Mapping[int | str, int]
+    """Maps region tags, or the names that the mesh has for them, to the index of the parameter that is a_y there."""
+    fixed: Mapping[int | str, float] = field(default_factory=dict)
+    """Maps region tags or names to values that do not depend on y."""
 
     def __post_init__(self) -> None:
-        both = sorted(set(self.parameter) & set(self.fixed))
+        both = [region for region in self.parameter if region in self.fixed]
         if both:
             raise ValueError(f"region {both[0]} has both a parameter and a fixed value; give it one of them")
-        for tag in (*self.parameter, *self.fixed):
-            if isinstance(tag, str):
-                raise ValueError(f"{tag!r} is the name of a region; give its tag, the number of its physical group")
-        for tag, index in self.parameter.items():
-            whole_number(index, f"the parameter of region {tag}", least=0)
+        for region in (*self.parameter, *self.fixed):
+            if not isinstance(region, str):
+                whole_number(region, "the tag of a region in ByRegion", least=None)
+        for region, index in self.parameter.items():
+            whole_number(index, f"the parameter of region {region}", least=0)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The regions that are given by name."""
+        return tuple(region for region in (*self.parameter, *self.fixed) if isinstance(region, str))
+
+    def with_tags(self, names: Mapping[str, int]) -> ByRegion:
+        """The same coefficient with the tags of a mesh in place of names, for the names {"steel": 1} of its regions."""
+        if not self.names:
+            return self
+        for name in self.names:
+            if name not in names:
+                has = f"the mesh has {known_names(name, names)}" if names else "the mesh has no names of regions"
+                remedy = "" if names else ": give tags, or name the physical groups of cells in gmsh"
+                raise ValueError(f"no region is called {name!r} as in ByRegion; {has}{remedy}")
+        seen: dict[int, int | str] = {}
+        for region in (*self.parameter, *self.fixed):
+            tag = names[region] if isinstance(region, str) else region
+            if tag in seen:
+                raise ValueError(f"{seen[tag]!r} and {region!r} in ByRegion are the same region, with the tag {tag}")
+            seen[tag] = region
+        tag_of = {region: tag for tag, region in seen.items()}
+        return replace(
+            self,
+            parameter={tag_of[region]: index for region, index in self.parameter.items()},
+            fixed={tag_of[region]: value for region, value in self.fixed.items()},
+        )
 
     @classmethod
     def each(cls, count: int) -> ByRegion:
@@ -66,6 +94,11 @@ class ByRegion:
         return cls({k: k for k in range(count)})
 
     def tabulate(self, points: Floats, regions: Ints) -> tuple[npt.NDArray, ...]:
+        if self.names:
+            raise ValueError(
+                f"the region {self.names[0]!r} has a name whose tag only the mesh knows: use problem.with_tags, with "
+                "the names of its regions"
+            )
         known = np.array(sorted({*self.parameter, *self.fixed}))
         unknown = np.setdiff1d(regions, known)
         if len(unknown):

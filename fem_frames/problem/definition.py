@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 import numbers as numbers_of
 from collections.abc import Callable, Mapping
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,9 @@ from fem_frames.problem.callbacks import calling
 from fem_frames.problem.coefficients import HOW, Array, ByRegion, Coefficient, Tabulated
 from fem_frames.problem.evaluation import PointData
 from fem_frames.problem.parameters import Gaussian, Uniform, numbers, whole_number
+
+if TYPE_CHECKING:
+    from fem_frames.studies.overview import ProblemOverview
 
 LEVEL_LIMIT = 60
 REFINEMENTS = ("red", "dolfinx")
@@ -88,6 +91,27 @@ class Problem:
         made = make_conditions(self.dirichlet, self.dirichlet_value, self.neumann, self.robin)
         object.__setattr__(self, "conditions", made)
         _check_data(self)
+
+    def with_tags(self, region_names: Mapping[str, int]) -> Problem:
+        """The problem whose coefficient has region tags in place of names, for the names of a mesh: {"steel": 1}.
+
+        Everything that discretises a problem starts with this: coefficients are tabulated from tags.
+        """
+        if not isinstance(self.coefficient, ByRegion) or not self.coefficient.names:
+            return self
+        return replace(self, coefficient=self.coefficient.with_tags(region_names))
+
+    def show(self, picture: str | Path | None = None) -> ProblemOverview:
+        """What the problem consists of, before anything is solved: printing the result shows it.
+
+        Saves a picture of mesh, regions and boundary groups if `picture` is a path. See docs/meshes.md.
+        """
+        from fem_frames.studies.inspection import inspect_problem
+
+        found = inspect_problem(self)
+        if picture is not None:
+            found.plot(picture)
+        return found
 
     def check_levels(self, levels: int) -> int:
         """The number of refinements as int, or a ValueError that says what is wrong with it."""

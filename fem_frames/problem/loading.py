@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fem_frames.files import check_file
+from fem_frames.mesh.gmsh import MeshFile
 from fem_frames.messages import either
 from fem_frames.problem.callbacks import calling
 from fem_frames.problem.catalogue import PROBLEMS
@@ -55,11 +56,18 @@ def make_problem(name: str, **options: Any) -> Problem:
 
 
 def _beside(problem: Problem, file: Path) -> Problem:
-    """The problem with its mesh file looked up next to the problem's file before the working directory."""
+    """The problem with its mesh file looked up next to the problem's file before the working directory.
+
+    A file that is in neither place is missed when the mesh is read: a problem with its frame does without.
+    """
     mesh = problem.mesh
-    if not isinstance(mesh, str | Path) or not (file.parent / mesh).is_file():
+    if not isinstance(mesh, str | Path) or Path(mesh).is_absolute():
         return problem
-    return replace(problem, mesh=(file.parent / mesh).resolve())
+    beside = (file.parent / mesh).resolve()
+    if beside.is_file():
+        return replace(problem, mesh=beside)
+    here = Path(mesh).resolve()
+    return problem if here.is_file() or here == beside else replace(problem, mesh=MeshFile((beside, here)))
 
 
 def recorded_problem(record: Mapping[str, Any], name: str | None = None, options: Any = None) -> Problem:
