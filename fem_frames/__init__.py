@@ -60,6 +60,7 @@ _HOMES = {
     "condition_numbers": "solvers.spectra",
     "flux_bounds": "solvers.spectra",
     "frame_bounds": "solvers.spectra",
+    "frame_condition": "solvers.spectra",
     "Sweep": "fenicsx.sweep",
     "run_sweep": "fenicsx.sweep",
     "flux_at_centres": "frame.level_matrices",
@@ -97,7 +98,7 @@ if TYPE_CHECKING:
     from fem_frames.solvers.bounds import ErrorBound, certify, error_bound
     from fem_frames.solvers.conjugate_gradients import conjugate_gradients, solve
     from fem_frames.solvers.friedrichs import friedrichs_constant
-    from fem_frames.solvers.spectra import condition_numbers, flux_bounds, frame_bounds
+    from fem_frames.solvers.spectra import condition_numbers, flux_bounds, frame_bounds, frame_condition
 
     __all__ = [
         "P1",
@@ -143,6 +144,7 @@ if TYPE_CHECKING:
         "flux_bounds",
         "flux_error_norms",
         "frame_bounds",
+        "frame_condition",
         "friedrichs_constant",
         "make_formulation",
         "make_problem",

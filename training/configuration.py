@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass
 
 from fem_frames.files import check_file, one_line
 from fem_frames.formulations.registry import formulation_names
-from fem_frames.problem.definition import REFINEMENTS
+from fem_frames.problem.definition import COARSE, REFINEMENTS
 from nets.registry import NETS
 from training.registry import LOSSES, OPTIMIZERS
 from training.settings import LARGE, OWN, STRICT, Count, Positive, Size, declared, one_line_errors, setting
@@ -33,13 +33,16 @@ class Configuration:
 
     problem: str = setting("", "A built-in problem, or file.py:name of your own.")
     options: dict[str, Any] = setting(dict, "Options of the problem.", strict=False)
-    levels: Count | None = setting(None, "Number of uniform refinements, J.")
+    levels: Size | None = setting(None, "Number of uniform refinements, J; 0 uses the mesh as it is.")
     formulation: str | None = setting(
         None, f"{', '.join(formulation_names())}, or one of your own; default: energy, or that of the frame."
     )
     first_level: Size | None = setting(None, "Coarsest level of the frame; default: the problem's.")
     refinement: str | None = setting(
         None, "Refines triangles and tetrahedra; default: the problem's.", choices=REFINEMENTS
+    )
+    coarse: str | None = setting(
+        None, "The coarse level below the first mesh of the frame; default: the problem's.", choices=COARSE
     )
     frame: str | None = setting(
         None, "A file written by `fem-frames export` instead of problem and levels; then no DOLFINx is needed."
@@ -218,7 +221,7 @@ class Configuration:
         if not self.problem and not self.frame:
             raise ValueError("give problem and levels, or frame with a file written by `fem-frames export`")
         if self.frame:
-            for name in ("levels", "first_level", "refinement"):
+            for name in ("levels", "first_level", "refinement", "coarse"):
                 if getattr(self, name) is not None:
                     raise ValueError(f"{name} is decided by the frame: leave it out")
         elif self.levels is None:
@@ -233,7 +236,7 @@ class Configuration:
                     "start_level is for the net separate-frame and losses with a frame: leave it out with the net "
                     f"{self.net} and the loss {self.loss}"
                 )
-            if self.start_level > (self.levels or LARGE):
+            if self.levels is not None and self.start_level > self.levels:
                 raise ValueError(f"start_level is {self.start_level}, but levels is {self.levels}: start coarser")
         if self._supervised and self.sampling not in (None, "fixed"):
             raise ValueError(f"the loss {self.loss} needs reference solutions: use sampling fixed, not {self.sampling}")

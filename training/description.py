@@ -86,7 +86,8 @@ class NetDescription:
 
     def count(self, arrays: FrameArrays) -> int:
         """Number of the net's parameters, computed without building it."""
-        sizes, start = level_sizes(arrays, self.nodal), (self.start_level or 0) - first_level(arrays, self.nodal)
+        sizes, first = level_sizes(arrays, self.nodal), first_level(arrays, self.nodal)
+        start = 0 if self.start_level is None else self.start_level - first
         start = int(np.clip(start, 0, min(map(len, sizes.values())) - 1))  # `build` refuses wrong levels
         return NETS[self.name].count(self.parameters, sizes, self.rank, self.blocks, start)
 

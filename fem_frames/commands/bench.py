@@ -130,7 +130,7 @@ def _check_cases(parsed: argparse.Namespace) -> None:
         if parsed.dims is not None:
             raise ValueError("--dims chooses among the standard cases: leave it out with --problem or --frame")
         return
-    for name in ("levels", "formulation", "refinement", "first_level", "set"):
+    for name in ("levels", "formulation", "refinement", "first_level", "coarse", "set"):
         if getattr(parsed, name):
             raise ValueError(f"--{name.replace('_', '-')} goes with --problem; the standard cases have their own")
 

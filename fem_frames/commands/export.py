@@ -43,7 +43,7 @@ def run(parsed: argparse.Namespace) -> None:
     degree = problem.quadrature_degree if parsed.degree is None else parsed.degree
     _check_places(parsed, degree)
     hierarchy = MeshHierarchy.from_problem(problem, parsed.levels)
-    arrays = export_frame(hierarchy, problem, parsed.formulation, parsed.first_level)
+    arrays = export_frame(hierarchy, problem, parsed.formulation, parsed.first_level, parsed.coarse)
     seconds = time.perf_counter() - start
     if parsed.sparse is not None:
         write_sparse(arrays, degree, parsed.sparse)

@@ -17,7 +17,7 @@ from fem_frames.formulations.registry import formulation_names
 from fem_frames.frame.arrays import FrameArrays
 from fem_frames.mesh.geometry import Floats
 from fem_frames.problem.catalogue import PROBLEMS
-from fem_frames.problem.definition import REFINEMENTS, Problem
+from fem_frames.problem.definition import COARSE, REFINEMENTS, Problem
 from fem_frames.problem.loading import make_problem, recorded_problem
 from fem_frames.progress import terminal_bar
 
@@ -74,6 +74,12 @@ def declare_problem(parser: argparse.ArgumentParser, *, or_frame: bool = False) 
 def declare_first_level(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--first-level", type=int, metavar="J0", help="coarsest level of the frame; default: the problem's"
+    )
+    parser.add_argument(
+        "--coarse",
+        choices=COARSE,
+        help="the coarse level below the first mesh: auto where it is needed, none, dense (orthonormal functions), "
+        "algebraic (by aggregation); default: the problem's",
     )
 
 
@@ -164,7 +170,7 @@ def samples_of(parsed: argparse.Namespace, problem: Problem) -> Floats:
 
 def frame_from_file(parsed: argparse.Namespace) -> FrameArrays:
     """Loads the frame from the file given as --frame."""
-    for name in ("levels", "refinement", "first_level"):
+    for name in ("levels", "refinement", "first_level", "coarse"):
         if getattr(parsed, name) is not None:
             raise ValueError(f"--{name.replace('_', '-')} is decided by the file given as --frame: leave it out")
     arrays = FrameArrays.load(parsed.frame)
@@ -192,7 +198,8 @@ def frame_of(parsed: argparse.Namespace) -> tuple[FrameArrays, Problem]:
 
     problem = problem_of(parsed)
     hierarchy = MeshHierarchy.from_problem(problem, parsed.levels)
-    return export_frame(hierarchy, problem, parsed.formulation or "energy", parsed.first_level), problem
+    formulation = parsed.formulation or "energy"
+    return export_frame(hierarchy, problem, formulation, parsed.first_level, parsed.coarse), problem
 
 
 def _recorded_problem(path: Path, arrays: FrameArrays) -> Problem:

@@ -117,6 +117,20 @@ def condition_numbers(formulation: Formulation, y: Tensor, tol: float = 1e-3) ->
     return Conditioning(largest * of_inverse, bpx[1] / bpx[0], (D[1] / D[0]) ** 0.5, C[1] / C[0], cond_flux)
 
 
+def frame_condition(formulation: Formulation, y: Tensor, tol: float = 1e-3) -> float:
+    """The condition number of HᵀA_yH = DᵀC_yD on the complement of its kernel, for one y (p,), by Lanczos in float64.
+
+    Unlike `condition_numbers` it needs no inverse, so it is fast on large meshes. See docs/meshes.md.
+    """
+    _check_precision(formulation)
+    y, arrays = formulation.check_parameters(y), formulation.frame.arrays
+    matrix = formulation.A(y)
+    lower, upper = extreme_eigenvalues(
+        _preconditioner(formulation), matrix, arrays.nodal_size, formulation.frame.device, tol=tol
+    )
+    return upper / lower
+
+
 def flux_bounds(formulation: Formulation, tol: float = 1e-3) -> tuple[float, float]:
     """(c, C) with c ‖v‖² ≤ ‖F v‖² ≤ C ‖v‖² for v orthogonal to ker F, where F synthesises σ alone in H(div).
 

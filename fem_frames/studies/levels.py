@@ -32,7 +32,9 @@ def formulations(
     device: torch.device | str = "cpu",
 ) -> Iterator[tuple[int, Formulation]]:
     """The formulation on each level, starting with the coarsest level that resolves the problem."""
-    first = max(arrays.first_level, problem.resolved_from, min(1, arrays.finest_level))
+    # A coarse mesh without a coarse level below it is too small to be interesting.
+    least = 0 if arrays.has_coarse else min(1, arrays.finest_level)
+    first = max(arrays.first_level, problem.resolved_from, least)
     for level in range(first, arrays.finest_level + 1) if levels is None else levels:
         frame = Frame.from_arrays(arrays.coarsened(level, problem.regions), dtype, device)
         yield level, make_formulation(frame, problem)

@@ -123,7 +123,7 @@ def make_frame(c: Configuration, problem: Problem, folder: Path, world: World) -
             assert c.levels is not None
             formulation_class(c.formulation or "energy")  # the problem's file may define it
             hierarchy = MeshHierarchy.from_problem(problem, c.levels)
-            arrays = export_frame(hierarchy, problem, c.formulation or "energy", c.first_level)
+            arrays = export_frame(hierarchy, problem, c.formulation or "energy", c.first_level, c.coarse)
         if c.formulation not in (None, arrays.formulation):
             raise ValueError(f"{c.frame} is a frame for {arrays.formulation}, not for {c.formulation}")
         arrays.save(path)
