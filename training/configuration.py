@@ -18,7 +18,7 @@ from fem_frames.formulations.registry import formulation_names
 from fem_frames.problem.definition import COARSE, REFINEMENTS
 from nets.registry import NETS
 from training.registry import LOSSES, OPTIMIZERS
-from training.settings import LARGE, OWN, STRICT, Count, Positive, Size, declared, one_line_errors, setting
+from training.settings import OWN, STRICT, Count, Positive, Size, declared, one_line_errors, setting
 
 if TYPE_CHECKING:
     from training.precision import Precision
