@@ -157,7 +157,8 @@ class Comparison:
 
     def projection_errors(self, space):
         """(B,) errors of the best approximation in the space, which bounds every method that uses its modes."""
-        best = space.project(self.exact.coordinates.free(self.reference.fields, self.exact.frame.device))
+        free = self.exact.coordinates.free(self.reference.fields, self.exact.frame.device, self.reference.y)
+        best = space.project(free)
         return gradient_errors(self.exact, Coordinates(self.arrays).coefficients(best), self.reference).numpy()
 
     def say(self, text):

@@ -165,7 +165,7 @@ def dense_residuals(problem, arrays, y):
     flux[..., d : 2 * d] = np.eye(d) / a
     flux[..., 2 * d :] = (data.points - arrays.centres[:, None])[..., None] / (d * a)
     flux *= roots * (np.sqrt(a) if arrays.formulation.startswith("weighted") else 1.0)
-    divergence = np.broadcast_to(np.eye(2 * d + 1)[2 * d :], (len(y), K, 1, 2 * d + 1))
+    divergence = arrays.length * np.broadcast_to(np.eye(2 * d + 1)[2 * d :], (len(y), K, 1, 2 * d + 1))
     return np.concatenate([divergence, flux.reshape(len(y), K, Q * d, -1)], axis=2)
 
 

@@ -267,7 +267,7 @@ def _others():
         r"the problem in \[\[-1": make_problem("lshape"),
         "its regions differ": make_problem("cookies"),
         "its quadrature_degree is 4, not 2": make_problem("inclusion"),
-        "its dirichlet_value differs": replace(board, dirichlet_value=5.0),
+        "its Dirichlet data differ": replace(board, dirichlet_value=5.0),
         "cells carry the region tags": replace(board, coefficient=ByRegion({7: 0}), parameters=Uniform((0.5,), (1.5,))),
         "a Frame and a Problem are expected, not Frame and str": "checkerboard",
     }

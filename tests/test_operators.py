@@ -152,7 +152,7 @@ def test_flux_residuals_in_closed_form_and_by_quadrature_have_one_norm(dtype):
     R = formulation.R(y)
     assert isinstance(R, ConstantFluxResidual)
     inverse = (1 / formulation.coefficient(y)).expand(-1, len(arrays.rule_weights), -1)
-    by_points = QuadratureFluxResidual(inverse, formulation._weights, formulation._offsets, dtype)
+    by_points = QuadratureFluxResidual(inverse, formulation._weights, formulation._offsets, 1.0, dtype)
     exact = y.double().numpy()
     check_contract(by_points, block_diagonal(dense_residuals(problem, arrays, exact)))
     # q, h/√12 q/a and τ/a - g on cells of length h = 1/32: x - x_c has the mean square h²/12

@@ -316,7 +316,7 @@ def test_train_evaluate_query_plot_and_export_by_command(tmp_path):
     told = {"error_bound", "relative", "norm", "against", "norm_formula", "loss", "iterations"}
     assert set(asked) == told | {"values", "points"}
     assert (asked["norm"], asked["against"]) == ("functional", "exact solution")
-    assert asked["norm_formula"] == "√(‖div τ‖² + ‖τ/a - ∇e‖²)"
+    assert asked["norm_formula"] == "√(L² ‖div τ‖² + ‖τ/a - ∇e‖²)"
     assert asked["relative"] == pytest.approx(asked["error_bound"])
     assert asked["iterations"] == 0
     assert asked["error_bound"] == pytest.approx(asked["loss"] ** 0.5)

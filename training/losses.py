@@ -149,7 +149,7 @@ class SupervisedLoss(Loss):
 
     def targets(self, exact: Formulation, reference: ReferenceSolutions) -> Tensor:
         """(samples, ·) the targets of the whole training set, in float64."""
-        return exact.nodal_differential(exact.coordinates.free(reference.fields, exact.frame.device))
+        return exact.nodal_differential(exact.coordinates.free(reference.fields, exact.frame.device, reference.y))
 
     def target(self, rows: Sequence[int] | np.ndarray | None) -> Tensor | None:
         assert rows is not None, "a supervised loss needs a fixed set of samples"
@@ -175,7 +175,7 @@ class SupervisedNodalLoss(SupervisedLoss):
     nodal = True
 
     def targets(self, exact: Formulation, reference: ReferenceSolutions) -> Tensor:
-        return exact.coordinates.free(reference.fields, exact.frame.device)
+        return exact.coordinates.free(reference.fields, exact.frame.device, reference.y)
 
     def predicted(self, w: Tensor) -> Tensor:
         return w

@@ -104,7 +104,7 @@ def reference_solutions(exact: Formulation, y: Floats, progress: Progress | None
             tell(start, len(y))
             samples = torch.as_tensor(y[start : start + CHUNK], device=exact.frame.device)
             w = solve(exact, samples, 1e-12).w
-            for name, values in exact.synthesise(w).items():
+            for name, values in exact.synthesise(w, samples).items():
                 fields[name].append(values.cpu().numpy())
             losses.append(exact.loss(w, samples).cpu().numpy())
         joined = {name: np.concatenate(parts) for name, parts in fields.items()}
@@ -115,7 +115,8 @@ def reference_solutions(exact: Formulation, y: Floats, progress: Progress | None
 
 def check_reference(exact: Formulation, reference: ReferenceSolutions) -> None:
     """Raises a ValueError if the solutions belong to another mesh or problem, since their loss in the frame differs."""
-    w = exact.coordinates.coefficients(exact.coordinates.free(reference.fields, exact.frame.device))
+    free = exact.coordinates.free(reference.fields, exact.frame.device, reference.y)
+    w = exact.coordinates.coefficients(free)
     for start in range(0, len(w), CHUNK):
         part = slice(start, start + CHUNK)
         y = torch.as_tensor(reference.y[part], device=exact.frame.device)
@@ -158,7 +159,7 @@ def evaluate(surrogate: Answers, reference: ReferenceSolutions) -> Metrics:
         part = slice(start, start + CHUNK)
         y = torch.as_tensor(reference.y[part], device=exact.frame.device)
         w = surrogate.coefficients(y)
-        values = values_of(exact.frame.arrays, {k: v.cpu().numpy() for k, v in exact.synthesise(w).items()})
+        values = values_of(exact.frame.arrays, {k: v.cpu().numpy() for k, v in exact.synthesise(w, y).items()})
         off = sum(_square(values[k] - v[part]) for k, v in truth.items())
         size = sum(_square(v[part]) for v in truth.values())
         square.append(off)

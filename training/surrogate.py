@@ -90,9 +90,10 @@ class Surrogate:
     @torch.no_grad()
     def __call__(self, y: npt.ArrayLike | Tensor) -> dict[str, Tensor]:
         """Nodal values (B, N) of each field on the finest mesh, for y (B, p) or (p,)."""
-        raw = self.net(self._samples(y)).to(self._synthesis.dtype)
+        samples = self._samples(y)
+        raw = self.net(samples).to(self._synthesis.dtype)
         nodal = raw if self.description.nodal else self._synthesis(raw)
-        return self._coordinates.fields(nodal)
+        return self._coordinates.fields(nodal, samples)
 
     @torch.no_grad()
     def coefficients(self, y: npt.ArrayLike | Tensor) -> Tensor:
@@ -158,7 +159,7 @@ class Surrogate:
         )
         w = start + found.x
         bound = certify(exact, w, samples, norm)
-        result = Improved(w, exact.synthesise(w), bound.value, found.iterations, bound.relative, bound.norm)
+        result = Improved(w, exact.synthesise(w, samples), bound.value, found.iterations, bound.relative, bound.norm)
         if not (bound.value <= tol).all():
             sample = int((bound.value > tol).nonzero()[0, 0])
             if not bool(torch.isfinite(bound.value[sample])):
@@ -218,7 +219,7 @@ class Surrogate:
 
     @cached_property
     def _coordinates(self) -> Coordinates:
-        return Coordinates(self.arrays)
+        return Coordinates(self.arrays, self._problem)
 
     def _samples(self, y: npt.ArrayLike | Tensor) -> Tensor:
         """y as a tensor for the net."""

@@ -14,13 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from fem_frames.fenicsx import door, petsc
+from fem_frames.fenicsx.boundary import BoundaryData
 from fem_frames.fenicsx.dofs import facet_dofs, global_node_dofs, node_dofs
 from fem_frames.fenicsx.door import MPI, fem, ufl
 from fem_frames.fenicsx.parallel import on_root, together, together_in_steps
 from fem_frames.fenicsx.petsc import PETSc
 from fem_frames.fenicsx.refinement import coarse_mesh, refine
 from fem_frames.fenicsx.solvers import FluxBlock, KrylovSolver, choose_solver
-from fem_frames.formulations.registry import formulation_class
+from fem_frames.formulations.registry import formulation_for
 from fem_frames.frame.arrays import FrameArrays
 from fem_frames.frame.discretisation import Discretisation
 from fem_frames.frame.elements import P1, RT0, Element
@@ -38,7 +39,6 @@ class _Field:
     element: Element
     simplices: Ints  # (n, k+1) points of the simplices that carry them
     fixed: npt.NDArray[np.bool_]  # (n,) where nodal values are given
-    lift: Floats  # (n,) values that agree with the given ones
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,17 +47,17 @@ class _Shared:
 
     regions: Ints  # (cells of all ranks,)
     fields: tuple[_Field, ...]
-    neumann_load: Floats  # (N,)
+    points: int  # N
+    boundary: BoundaryData
     length: float
 
     @classmethod
     def of(cls, data: Discretisation | None) -> _Shared:
         assert data is not None  # on rank 0
         fields = tuple(
-            _Field(f.name, f.element, simplices(data.cells, f.element.degree)[0], f.fixed[-1], f.lift[-1])
-            for f in data.fields
+            _Field(f.name, f.element, simplices(data.cells, f.element.degree)[0], f.fixed[-1]) for f in data.fields
         )
-        return cls(data.regions, fields, data.neumann_load, data.length)
+        return cls(data.regions, fields, len(data.points), BoundaryData(data), data.length)
 
 
 class ReferenceSolver:
@@ -113,6 +113,7 @@ class ReferenceSolver:
         self._data = on_root(comm, lambda: _Shared.of(data))
         self._set_up_mesh(data)
         self._set_up_forms()
+        self._set_up_boundary()
         block = self._flux_block() if solver == "cg" else None
         self._krylov = KrylovSolver(comm, solver, petsc_options, block)
         self._matrix: PETSc.Mat | None = None
@@ -139,12 +140,21 @@ class ReferenceSolver:
         self.solution = fem.Function(V)
         dx = ufl.Measure("dx", domain=mesh, metadata={"quadrature_degree": degree})
         self._y = door.constant(mesh, np.zeros(self.problem.parameters.dimension))
-        forms = formulation_class(self.formulation).forms
+        forms = formulation_for(self.formulation, self.problem).forms
         scaled = {"length": self._data.length} if "length" in inspect.signature(forms).parameters else {}
         made = forms(V, self.solution, self._a, self._f, self._y, dx, **scaled)
         parts = [V] if len(fields) == 1 else [V.sub(i) for i in range(len(fields))]
         self._bilinear, self._linear, self._functional = (door.compile_form(form) for form in made)
         self._dofs = [_nodal_dofs(f, part, V) for f, part in zip(fields, parts, strict=True)]
+
+    def _set_up_boundary(self) -> None:
+        self._boundary = together(self.comm, lambda: self._data.boundary.of(self.problem))
+        self._node_dofs = np.zeros(0, np.int64)  # (N,) global dofs of the first field, for Robin conditions
+        if any(condition.kind == "robin" for condition in self.problem.conditions):
+            self._node_dofs = np.zeros(self._data.points, np.int64)
+            owned, node, _ = self._dofs[0]
+            for part, nodes in self.comm.allgather((self.space.dofmap.index_map.local_range[0] + owned, node)):
+                self._node_dofs[nodes] = part
 
     def __call__(self, y: npt.ArrayLike) -> tuple[dict[str, Floats], float]:
         """Nodal values (N,) of every field and the loss for one y (p,), on every rank. Collective."""
@@ -154,16 +164,16 @@ class ReferenceSolver:
         self._set_data(checked)
         self._solve()
         fields = {f.name: self._gather(f, dofs) for f, dofs in zip(self._data.fields, self._dofs, strict=True)}
-        # The load of Neumann data acts on the first field.
-        loss = door.integral(self._functional, self.comm) - float(self._data.neumann_load @ next(iter(fields.values())))
-        return fields, loss
+        # The load of Neumann and Robin data acts on the first field.
+        return fields, door.integral(self._functional, self.comm) + self._given.energy(next(iter(fields.values())))
 
     def _set_data(self, y: Floats) -> None:
-        a, f = together(
+        a, f, self._given = together(
             self.comm,
             lambda: (
                 self.problem.coefficient_values(self._tables, y, self._points)[0],
                 self.problem.source_values(y, self._points)[0],
+                self._boundary(y),
             ),
         )
         self._y.value[:] = y[0]
@@ -176,12 +186,13 @@ class ReferenceSolver:
         x = A.createVecRight()
         first = self.space.dofmap.index_map.local_range[0]
         rows = []
-        for f, (owned, place, factor) in zip(self._data.fields, self._dofs, strict=True):
+        for f, lift, (owned, place, factor) in zip(self._data.fields, self._given.lifts, self._dofs, strict=True):
             given = f.fixed[place]
-            x.array[owned[given]] = (factor * f.lift[place])[given]
+            x.array[owned[given]] = (factor * lift[place])[given]
             rows.append(first + owned[given])
         owned, node, _ = self._dofs[0]
-        b.array[owned] += self._data.neumann_load[node]
+        b.array[owned] += self._given.load[node]
+        self._given.add_to(A, self._node_dofs, self.comm)
         A.zeroRowsColumns(np.concatenate(rows).astype(PETSc.IntType), 1.0, x, b)
         self._krylov(A, b, x)
         self.solution.x.array[: len(x.array_r)] = x.array_r
@@ -195,7 +206,7 @@ class ReferenceSolver:
             return None
         (nodes, _, _), (owned, place, factor) = self._dofs
         ends = self._data.fields[1].simplices[place]  # (n, 2)
-        x = np.zeros((len(self._data.neumann_load), 2))
+        x = np.zeros((self._data.points, 2))
         x[door.input_nodes(self.mesh)] = door.coordinates(self.mesh)
         columns = global_node_dofs(self.space.sub(0), self.space, ends.ravel())
         weights = (factor[:, None] * np.array([-1.0, 1.0])).ravel()
@@ -204,7 +215,7 @@ class ReferenceSolver:
 
     def _gather(self, field: _Field, dofs: tuple[Ints, Ints, Floats]) -> Floats:
         owned, place, factor = dofs
-        values = np.zeros(len(field.lift))
+        values = np.zeros(len(field.fixed))
         for part, places in self.comm.allgather((self.solution.x.array[owned] / factor, place)):
             values[places] = part
         return values

@@ -21,6 +21,7 @@ import numpy as np
 from filelock import FileLock
 
 from fem_frames.fenicsx import door, petsc
+from fem_frames.fenicsx.boundary import BoundaryData
 from fem_frames.fenicsx.door import MPI
 from fem_frames.fenicsx.parallel import end_if_orphaned, on_root, together, together_in_steps
 from fem_frames.fenicsx.reference import ReferenceSolver
@@ -185,6 +186,7 @@ def problem_digest(problem: Problem, levels: int, formulation: str) -> str:
         data.neumann_load,
         y,
         problem.quadrature_degree,
+        *_boundary_values(data, problem, y),
     ]
     digest = hashlib.sha256()
     for value in values:
@@ -193,6 +195,14 @@ def problem_digest(problem: Problem, levels: int, formulation: str) -> str:
         digest.update(f"{array.shape} {size:.6e}".encode())
         digest.update((np.round(array / (size or 1.0), 9) + 0.0).tobytes())
     return digest.hexdigest()[:16]
+
+
+def _boundary_values(data: Discretisation, problem: Problem, y: Floats) -> list[Floats]:
+    """Boundary data that are evaluated for each y, for these y; empty if there are none."""
+    if data.boundary is None:
+        return []
+    values = [BoundaryData(data).of(problem)(sample[None]) for sample in y]
+    return [array for found in values for array in (*found.lifts, found.load, found.masses)]
 
 
 def _solver(sweep: Sweep, comm: MPI.Comm) -> ReferenceSolver:

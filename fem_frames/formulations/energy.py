@@ -53,6 +53,14 @@ class Energy(Formulation):
         self._on_lift = on_lift
 
     @classmethod
+    def variant(cls, problem: Problem) -> type[Formulation]:
+        if cls is Energy and any(c.kind == "robin" for c in getattr(problem, "conditions", ())):
+            from fem_frames.formulations.robin import RobinEnergy
+
+            return RobinEnergy
+        return super().variant(problem)
+
+    @classmethod
     def reference_solvers(cls, dimension: int) -> tuple[str, ...]:
         return ("cg", "lu")
 
@@ -70,7 +78,7 @@ class Energy(Formulation):
     def flux(self, w: Tensor, y: Tensor) -> Tensor:
         """(B, K, d) a_y ∇u with the mean of a_y over each cell."""
         arrays = self.frame.arrays
-        gradient = self.states(w).reshape(len(w), len(arrays.volumes), arrays.dimension)
+        gradient = self.states(w, y).reshape(len(w), len(arrays.volumes), arrays.dimension)
         roots = torch.as_tensor(np.sqrt(arrays.volumes)).to(gradient)[:, None]
         return self.mean(self.coefficient(y)).T[..., None] * (gradient / roots)
 
@@ -80,6 +88,8 @@ class Energy(Formulation):
     def affine_weights(self) -> Callable[[Floats], Floats] | None:
         # The energy is linear in a, and these coefficients are affine in y; ExpAffine is not.
         if callable(self.problem.source) or type(self.problem.coefficient) not in (ByRegion, Affine):
+            return None
+        if self.boundary is not None:  # a product of a_y and boundary data is not linear in y
             return None
         return lambda y: np.concatenate([np.ones((len(y), 1)), y], axis=1)
 
@@ -101,39 +111,45 @@ class Energy(Formulation):
         return self._laplacians[..., None] * self.mean(self.coefficient(y))[:, None, None]
 
     def functional(self, y: Tensor) -> Tensor:
-        if not callable(self.problem.source):
-            return self._fixed
-        local = torch.einsum("kql,kqb->klb", self._hats, self.source(y))
-        return self._wide_localisation.T(flat_first(local, y if y.ndim == 2 else y[None])) + self._fixed
+        load = self._fixed
+        if callable(self.problem.source):
+            local = torch.einsum("kql,kqb->klb", self._hats, self.source(y))
+            load = self._wide_localisation.T(flat_first(local, y if y.ndim == 2 else y[None])) + self._fixed
+        if self.boundary is not None and self.boundary.loads:
+            load = load + self.boundary.nodal_load(self.check_parameters(y).to(self.wide))
+        return load
 
     def state_load(self, y: Tensor) -> Tensor:
-        return -self.C(y)(self._lift.expand(self.check_parameters(y).shape[0], -1)) if self.lifted else 0 * self._lift
+        return -self.C(y)(self.lift(y).expand(self.check_parameters(y).shape[0], -1)) if self.lifted else 0 * self._lift
 
     def constant(self, y: Tensor) -> Tensor:
         value = -self.lift_functional(y)
         if self.lifted:
-            lift = self._lift.expand(self.check_parameters(y).shape[0], -1)
+            lift = self.lift(y).expand(self.check_parameters(y).shape[0], -1)
             value = value + 0.5 * dot(self.C(y)(lift), lift)
         return value.expand(self.check_parameters(y).shape[0])
 
     def loss(self, w: Tensor, y: Tensor) -> Tensor:
         self.check_coefficients(w, y)
-        states = self.states(w)
+        states = self.states(w, y)
         energy = 0.5 * dot(self.C(y)(states), states) - dot(self.frame_functional(y), w)
         return energy - self.lift_functional(y)
 
     def loss_and_residual(self, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         self.check_coefficients(w, y)
-        states, load = self.states(w), self.frame_functional(y)
+        states, load = self.states(w, y), self.frame_functional(y)
         product = self.C(y)(states)
         energy = 0.5 * dot(product, states) - dot(load, w) - self.lift_functional(y)
         return energy, (self.frame.D.T(product) - load).reshape(w.shape)
 
     def frame_functional(self, y: Tensor) -> Tensor:
-        return super().frame_functional(y) if callable(self.problem.source) else self._fixed_on_frame
+        fixed = not callable(self.problem.source) and (self.boundary is None or not self.boundary.loads)
+        return self._fixed_on_frame if fixed else super().frame_functional(y)
 
     def lift_functional(self, y: Tensor) -> Tensor:
         """(B or 1,) ⟨f_y, lift⟩ + ⟨h, lift⟩."""
+        if self.boundary is not None:
+            return self.boundary.on_lift(self.check_parameters(y).to(self.wide), self.source(y))
         value = torch.full((1,), self._on_lift, dtype=self.wide, device=self.frame.device)
         if not callable(self.problem.source) or not self.frame.arrays.fields[0].lift[-1].any():
             return value

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -18,7 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fem_frames.formulations.formulation_checks import check_boundary, check_class, check_fields
+from fem_frames.formulations.boundary_terms import BoundaryTerms
+from fem_frames.formulations.error_norms import ErrorNorm, MissingFormsError
+from fem_frames.formulations.formulation_checks import (
+    check_boundary,
+    check_class,
+    check_coefficients,
+    check_fields,
+    check_variant,
+    checked_parameters,
+)
 from fem_frames.formulations.registry import register
 from fem_frames.frame import level_matrices
 from fem_frames.frame.fields import Field
@@ -32,29 +40,6 @@ from fem_frames.operators.products import accumulation_dtype
 from fem_frames.operators.recursion import FrameSynthesis, SparseOperator
 from fem_frames.problem.definition import Problem
 from fem_frames.problem.evaluation import NotFiniteError, PointData
-
-
-@dataclass(frozen=True)
-class ErrorNorm:
-    """A norm with bounds for errors, and the solution against which errors are measured. See docs/surrogates.md."""
-
-    name: str
-    text: str
-    """The name in words."""
-    formula: str
-    """The formula in e, the error of u, and τ, the error of σ."""
-    against: str
-    """"exact solution", or "discrete solution" for the one on the frame's finest mesh."""
-
-    def __str__(self) -> str:
-        return f"{self.text}, against the {self.against}"
-
-
-class MissingFormsError(ValueError):
-    """The formulation has no forms in UFL, which reference solutions by PETSc need."""
-
-    def __init__(self) -> None:
-        super().__init__("the formulation has no forms in UFL: define `forms`, or solve with fem_frames.solve")
 
 
 class Formulation(ABC):
@@ -73,12 +58,22 @@ class Formulation(ABC):
     """Whether Neumann data are a load on the first field; otherwise they are essential for another field."""
     norms: ClassVar[tuple[ErrorNorm, ...]]
     """The norms of `fem_frames.error_bound`; the first is the default."""
+    robin: ClassVar[bool] = False
+    """Whether problems may have Robin conditions; others are refused."""
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, variant_of: type[Formulation] | None = None, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if "name" in vars(cls):
+        if variant_of is not None:  # another realisation of a formulation, found by `variant` and not by name
+            cls.name, cls.symbol = variant_of.name, variant_of.symbol
+        elif "name" in vars(cls):
             check_class(cls)
             register(cls)
+
+    @classmethod
+    def variant(cls, problem: Problem) -> type[Formulation]:
+        """The class that realises this formulation for a problem; raises a ValueError if it has none."""
+        check_variant(cls, problem)
+        return cls
 
     @classmethod
     def error_norm(cls, name: str | None = None) -> ErrorNorm:
@@ -101,6 +96,8 @@ class Formulation(ABC):
                 f"the frame was exported for {arrays.formulation!r}, but this is {self.name!r}: "
                 f"export it again with formulation={self.name!r}, or use make_formulation(frame, problem)"
             )
+        if type(self).variant(problem) is not type(self):
+            raise ValueError(f"{type(self).__name__} has no Robin conditions: use make_formulation(frame, problem)")
         check_fields(arrays, type(self))
         arrays.check_problem(problem)
         check_boundary(arrays, type(self), problem)
@@ -118,32 +115,23 @@ class Formulation(ABC):
         self._weights = self._as_data(arrays.rule_weights)  # (Q,)
         lift = self._as_data(level_matrices.lift_states(arrays))[None]  # (1, K m)
         self._lift = self.rounded(lift, "the Dirichlet data")
-        self.lifted = bool((self._lift != 0).any())
+        self.boundary: BoundaryTerms | None = None
+        """Boundary data that are evaluated for each y; None if there are none."""
+        if arrays.boundary is not None:
+            self.boundary = BoundaryTerms(arrays, problem, self.wide, frame.device)
+        self.lifted = bool((self._lift != 0).any()) or self.lift_needs_y
         """Whether the lift has nonzero states; a constant lift of P1 has none."""
+
+    @property
+    def lift_needs_y(self) -> bool:
+        """Whether essential boundary data, and so the lift, depend on y."""
+        return self.boundary is not None and self.boundary.lifts
 
     # ---- data for a batch of y
 
     def check_parameters(self, y: Tensor) -> Tensor:
         """y as (B, p); raises a ValueError if y does not fit the problem."""
-        p = self.problem.parameters.dimension
-        if not isinstance(y, Tensor):
-            raise ValueError(f"y must be a torch tensor, not {type(y).__name__}: use torch.as_tensor(y, dtype=…)")
-        if y.ndim not in (1, 2) or y.shape[-1] != p:
-            raise ValueError(
-                f"y has shape {tuple(y.shape)}, but {self.problem.name} has p = {p} parameters: "
-                f"pass (B, {p}) or ({p},); is it another problem's y?"
-            )
-        if y.dtype not in (self.frame.dtype, self.wide):  # y is widened before use
-            raise ValueError(f"y is in {y.dtype}, the frame in {self.frame.dtype}: pass y.to({self.frame.dtype})")
-        if y.device != self.frame.device:
-            raise ValueError(f"y is on {y.device}, the frame on {self.frame.device}: move one of them")
-        if y.numel() == 0:
-            raise ValueError("y is empty: pass at least one sample")
-        y = y if y.ndim == 2 else y[None]
-        if is_plain(y) and not torch.isfinite(y).all():
-            sample = int((~torch.isfinite(y)).any(1).nonzero()[0, 0])
-            raise NotFiniteError(f"y of sample {sample} is not finite: {y[sample].tolist()}")
-        return y
+        return checked_parameters(self, y)
 
     def coefficient(self, y: Tensor) -> Tensor:
         """(K, Q, B) positive values of a_y at the quadrature points, or (K, 1, B) if a_y is constant on cells."""
@@ -175,6 +163,7 @@ class Formulation(ABC):
         self._data.check_coefficient(a.permute(2, 0, 1), y)
         self._data.check_source(f.permute(2, 0, 1), y)
         self.C(y)
+        self.lift(y)
         self.frame_functional(y)
 
     def mean(self, values: Tensor) -> Tensor:
@@ -220,17 +209,29 @@ class Formulation(ABC):
         """HᵀA_yH, the same matrix by another route."""
         return Congruent(self.frame.H, self.A(y))
 
-    def states(self, w: Tensor) -> Tensor:
-        """(B, K m) states of u = lift + F w."""
-        return self.frame.D(w) + self._lift if self.lifted else self.frame.D(w)
+    def lift(self, y: Tensor | None) -> Tensor:
+        """(B or 1, K m) states of the lift; y is needed if they depend on it."""
+        if self.boundary is None or not self.boundary.lifts:
+            return self._lift
+        if y is None:
+            raise ValueError("the boundary data depend on y: pass y (B, p) too")
+        states = self.boundary.lift_states(self.check_parameters(y).to(self.wide))
+        return self.rounded(states, "the lift of the boundary data")
 
-    def synthesise(self, w: Tensor) -> dict[str, Tensor]:
-        """Nodal values of lift + F w on the finest mesh for each field: (B, points), for σ (B, facets)."""
-        return self.nodal_fields(self.frame.H(w))
+    def states(self, w: Tensor, y: Tensor | None = None) -> Tensor:
+        """(B, K m) states of u = lift + F w; y is needed if boundary data depend on it."""
+        return self.frame.D(w) + self.lift(y) if self.lifted else self.frame.D(w)
 
-    def nodal_fields(self, nodal: Tensor) -> dict[str, Tensor]:
+    def synthesise(self, w: Tensor, y: Tensor | None = None) -> dict[str, Tensor]:
+        """Nodal values of lift + F w on the finest mesh for each field: (B, points), for σ (B, facets).
+
+        y (B, p) is needed if the lift depends on it, as `lift_needs_y` says.
+        """
+        return self.nodal_fields(self.frame.H(w), y)
+
+    def nodal_fields(self, nodal: Tensor, y: Tensor | None = None) -> dict[str, Tensor]:
         """All nodal values of each field from the free ones (B, N) of all fields."""
-        return self.coordinates.fields(nodal)
+        return self.coordinates.fields(nodal, y)
 
     # ---- loss and residual
 
@@ -289,19 +290,8 @@ class Formulation(ABC):
         return type(self)(self.frame.to(dtype, device), self.problem)
 
     def check_coefficients(self, w: Tensor, y: Tensor) -> None:
-        self.check_parameters(y)
-        self.frame.D.check(w, self.frame.frame_size)
-        rows, samples = (w.shape[0] if w.ndim == 2 else 1), (y.shape[0] if y.ndim == 2 else 1)
-        if w.ndim > 2 or (rows != samples and samples != 1):
-            raise ValueError(
-                f"w has shape {tuple(w.shape)} for {samples} samples y: pass (B, Nhat) = ({samples}, {w.shape[-1]})"
-            )
-        if is_plain(w) and not torch.isfinite(w).all():
-            sample = int((~torch.isfinite(w.reshape(-1, w.shape[-1]))).any(1).nonzero()[0, 0])
-            raise NotFiniteError(
-                f"frame coefficients of sample {sample} are not finite: the net or solver overflowed in "
-                f"{w.dtype}; try a smaller rate or a wider dtype"
-            )
+        """Raises a ValueError unless w (B, Nhat) and y fit the formulation and each other."""
+        check_coefficients(self, w, y)
 
     def frame_functional(self, y: Tensor) -> Tensor:
         """(B or 1, Nhat) load of source and Neumann data on the frame."""
@@ -312,6 +302,13 @@ class Formulation(ABC):
     def coercivity(self, y: Tensor) -> Tensor:
         """(B,) the least eigenvalue of C_y over all cells, or a lower bound for it."""
         raise ValueError(f"the formulation {self.name} has no lower bound for C_y, which this error bound needs")
+
+    def relative_coercivity(self, y: Tensor, nominal: Tensor) -> Tensor | None:
+        """(B,) numbers α with C_y ≥ α C_{y0} on every cell, for one nominal y0 (1, p).
+
+        None lets error bounds use `coercivity`, which needs C_y to be positive definite on every cell.
+        """
+        return None
 
     def check_density(self, y: Tensor) -> None:
         """Raises a ValueError if the functional has no minimum for a sample; solvers and training runs ask first."""
@@ -378,7 +375,7 @@ class Formulation(ABC):
     @cached_property
     def coordinates(self) -> Coordinates:
         """Converts between free nodal values, fields and frame coefficients."""
-        return Coordinates(self.frame.arrays)
+        return Coordinates(self.frame.arrays, self.problem)
 
     @cached_property
     def localisation(self) -> SparseOperator:

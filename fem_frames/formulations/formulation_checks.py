@@ -5,10 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from fem_frames.frame.arrays import FrameArrays
+from fem_frames.frame.arrays import FrameArrays, FrameField
 from fem_frames.frame.fields import Field, dirichlet_values, neumann_fluxes
+from fem_frames.mesh.geometry import Floats
+from fem_frames.operators.checking import is_plain
 from fem_frames.problem.definition import Problem
+from fem_frames.problem.evaluation import NotFiniteError
 
 if TYPE_CHECKING:
     from fem_frames.formulations.formulation import Formulation
@@ -35,14 +40,88 @@ def check_fields(arrays: FrameArrays, kind: type[Formulation]) -> None:
         raise ValueError(f"the frame has the fields {shown}, but {kind.name} has {wanted}: export it again")
 
 
+def check_variant(kind: type[Formulation], problem: Problem) -> None:
+    """Raises a ValueError if the problem has Robin conditions, but the formulation takes none."""
+    condition = next((c for c in getattr(problem, "conditions", ()) if c.kind == "robin"), None)
+    if condition is not None and not kind.robin:
+        raise ValueError(
+            f"{condition.text} is given, but the formulation {kind.name} has no Robin conditions: "
+            "use formulation='energy', or declare robin = True in a QuadraticFormulation of your own on P1Values"
+        )
+
+
+def checked_parameters(formulation: Formulation, y: Tensor) -> Tensor:
+    """y as (B, p); raises a ValueError if y does not fit the problem of the formulation."""
+    problem, frame = formulation.problem, formulation.frame
+    p = problem.parameters.dimension
+    if not isinstance(y, Tensor):
+        raise ValueError(f"y must be a torch tensor, not {type(y).__name__}: use torch.as_tensor(y, dtype=…)")
+    if y.ndim not in (1, 2) or y.shape[-1] != p:
+        raise ValueError(
+            f"y has shape {tuple(y.shape)}, but {problem.name} has p = {p} parameters: "
+            f"pass (B, {p}) or ({p},); is it another problem's y?"
+        )
+    if y.dtype not in (frame.dtype, formulation.wide):  # y is widened before use
+        raise ValueError(f"y is in {y.dtype}, the frame in {frame.dtype}: pass y.to({frame.dtype})")
+    if y.device != frame.device:
+        raise ValueError(f"y is on {y.device}, the frame on {frame.device}: move one of them")
+    if y.numel() == 0:
+        raise ValueError("y is empty: pass at least one sample")
+    y = y if y.ndim == 2 else y[None]
+    if is_plain(y) and not torch.isfinite(y).all():
+        sample = int((~torch.isfinite(y)).any(1).nonzero()[0, 0])
+        raise NotFiniteError(f"y of sample {sample} is not finite: {y[sample].tolist()}")
+    return y
+
+
+def check_coefficients(formulation: Formulation, w: Tensor, y: Tensor) -> None:
+    """Raises a ValueError unless frame coefficients w (B, Nhat) are finite and belong to the samples y."""
+    formulation.check_parameters(y)
+    formulation.frame.D.check(w, formulation.frame.frame_size)
+    rows, samples = (w.shape[0] if w.ndim == 2 else 1), (y.shape[0] if y.ndim == 2 else 1)
+    if w.ndim > 2 or (rows != samples and samples != 1):
+        raise ValueError(
+            f"w has shape {tuple(w.shape)} for {samples} samples y: pass (B, Nhat) = ({samples}, {w.shape[-1]})"
+        )
+    if is_plain(w) and not torch.isfinite(w).all():
+        sample = int((~torch.isfinite(w.reshape(-1, w.shape[-1]))).any(1).nonzero()[0, 0])
+        raise NotFiniteError(
+            f"frame coefficients of sample {sample} are not finite: the net or solver overflowed in "
+            f"{w.dtype}; try a smaller rate or a wider dtype"
+        )
+
+
 def check_boundary(arrays: FrameArrays, kind: type[Formulation], problem: Problem) -> None:
     """Raises a ValueError if the frame has other boundary data than the problem, in fields that take them."""
+    conditions = problem.conditions
+    evaluated = {i for i, c in enumerate(conditions) if c.kind == "robin" or (c.kind == "neumann" and c.depends_on_y)}
+    known = set() if arrays.boundary is None else set(arrays.boundary.conditions[-1].tolist())
     for field, f in zip(kind.fields, arrays.fields, strict=True):
+        carried = {shape.condition for shape in f.shapes}
         if field.essential is dirichlet_values:
-            value = next((c.value for c in problem.conditions if c.kind == "dirichlet"), None)
-            if value is not None and not np.allclose(value.at(arrays.points), f.lift[-1]):
+            expected = {i for i, c in enumerate(conditions) if c.kind == "dirichlet" and c.depends_on_y}
+            if carried != expected or not _has_dirichlet_data(f, arrays.points, problem):
                 raise arrays.misfit(problem, "its Dirichlet data differ")
+        if field.essential is neumann_fluxes:
+            known |= carried
         given = field.essential is neumann_fluxes and f.lift[-1].any()
-        without = all(c.value.is_zero for c in problem.conditions if c.kind == "neumann")
+        without = all(c.value.is_zero for c in conditions if c.kind == "neumann" and not c.depends_on_y)
         if without and (given or arrays.neumann_load.any()):
             raise arrays.misfit(problem, "it has no Neumann data, but the frame has")
+    # A condition that no facet of the mesh has is in no table.
+    if not known <= evaluated or (evaluated and arrays.boundary is None):
+        raise arrays.misfit(problem, "other conditions of its boundary are Robin conditions, or depend on y")
+
+
+def _has_dirichlet_data(f: FrameField, points: Floats, problem: Problem) -> bool:
+    """Whether the lift of the frame has the Dirichlet data that do not depend on y."""
+    dirichlet = [c.value for c in problem.conditions if c.kind == "dirichlet"]
+    fixed = [value for value in dirichlet if not value.depends_on_y]
+    if len(dirichlet) == 1:
+        return all(np.allclose(value.at(points), f.lift[-1]) for value in fixed)
+    given = np.ones(len(points), bool)
+    given[f.free[-1]] = False
+    for shape in f.shapes:
+        given &= shape.values[-1] != 1  # data that depend on y
+    found = [np.isclose(value.at(points), f.lift[-1]) for value in fixed]
+    return not given.any() or (bool(found) and bool(np.any(found, axis=0)[given].all()))

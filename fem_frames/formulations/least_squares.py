@@ -97,7 +97,7 @@ class LeastSquares(Formulation):
     def affine_weights(self) -> Callable[[Floats], Floats] | None:
         # ‖σ/a - ∇u‖² is quadratic in 1/a.
         a = self.problem.coefficient
-        if callable(self.problem.source) or not isinstance(a, ByRegion):
+        if callable(self.problem.source) or not isinstance(a, ByRegion) or self.boundary is not None:
             return None
         used = sorted(set(a.parameter.values()))
         return lambda y: np.concatenate([np.ones((len(y), 1)), 1 / y[:, used], 1 / y[:, used] ** 2], axis=1)
@@ -140,18 +140,18 @@ class LeastSquares(Formulation):
 
     def loss(self, w: Tensor, y: Tensor) -> Tensor:
         self.check_coefficients(w, y)
-        return self.residuals(self.R(y), self.states(w), y).square().sum((0, 1)) + self.oscillation(y)
+        return self.residuals(self.R(y), self.states(w, y), y).square().sum((0, 1)) + self.oscillation(y)
 
     def flux_gaps(self, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """(K, B) ‖a_y^{-1/2} σ - a_y^{1/2} ∇u‖ per cell, and (B,) ‖div σ + f̄‖ with f̄ the means of f_y over cells."""
         self.check_coefficients(w, y)
-        r = self.residuals(self.weighted_R(y), self.states(w), y)
+        r = self.residuals(self.weighted_R(y), self.states(w, y), y)
         return r[:, 1:].square().sum(1).sqrt(), r[:, 0].square().sum(0).sqrt() / self.length
 
     def loss_and_residual(self, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         self.check_coefficients(w, y)
         R, source = self.R(y), self.scaled_source(y)[:, None]
-        loss, back = R.squares(cells_last(self.states(w), 2 * R.dimension + 1), source)
+        loss, back = R.squares(cells_last(self.states(w, y), 2 * R.dimension + 1), source)
         residual = self.frame.D.T(flat_first(back.to(self.frame.dtype), w))
         return loss + self.oscillation(y), residual
 
@@ -174,12 +174,12 @@ class LeastSquares(Formulation):
     def state_load(self, y: Tensor) -> Tensor:
         y = self.check_parameters(y)
         R = self.R(y)
-        r = self.residuals(R, self._lift.expand(len(y), -1), y)
+        r = self.residuals(R, self.lift(y).expand(len(y), -1), y)
         return flat_first(self.rounded(-R.cells_transposed(r), "the load"), y)
 
     def constant(self, y: Tensor) -> Tensor:
         y = self.check_parameters(y)
-        r = self.residuals(self.R(y), self._lift.expand(len(y), -1), y)
+        r = self.residuals(self.R(y), self.lift(y).expand(len(y), -1), y)
         return r.square().sum((0, 1)) + self.oscillation(y)
 
     def frame_functional(self, y: Tensor) -> Tensor:

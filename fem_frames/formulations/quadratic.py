@@ -16,18 +16,26 @@ from torch import Tensor
 
 from fem_frames.formulations.formulation import ErrorNorm, Formulation
 from fem_frames.frame import level_matrices
+from fem_frames.frame.elements import P1Values
 from fem_frames.mesh.simplices import moments
 from fem_frames.operators.cells import CellBlocks, cells_last, flat_first
 from fem_frames.operators.checking import is_plain, unseen
+from fem_frames.operators.frame import Frame
 from fem_frames.operators.linear import dot
 from fem_frames.operators.recursion import SparseOperator
 from fem_frames.problem.callbacks import called
+from fem_frames.problem.definition import Problem
 from fem_frames.problem.evaluation import NotFiniteError
 from fem_frames.problem.parameters import numbers
+
+KERNEL = 1e-12
+"""Eigenvalues of a block that are smaller than this, relative to its largest one, count as zero."""
 
 
 class QuadraticFormulation(Formulation):
     """Minimise Σ_T ½ sᵀ C_y s - ℓ_yᵀ s - ⟨h, u⟩ over the states s of cells, where h are Neumann data.
+
+    With `robin = True` and a first field on P1Values, Robin conditions add ½ ∫ k u² - ∫ k u_outside u.
 
     A subclass names its fields and gives `blocks` (C_y), for states that are scaled by |T|^{1/2}: an integral over a
     cell is then a mean over it. The load is `state_functional` (ℓ_y), or that of the source with `source_at_points`.
@@ -40,6 +48,11 @@ class QuadraticFormulation(Formulation):
     """Whether ∫ f_y u enters through the nodal values of the first field, for states without values such as P1's."""
     factor = 0.5
     norms = (ErrorNorm("energy", "energy norm", "√⟨C_y 𝒟e, 𝒟e⟩", "discrete solution"),)
+
+    def __init__(self, frame: Frame, problem: Problem) -> None:
+        super().__init__(frame, problem)
+        if self.robin and not isinstance(frame.arrays.fields[0].element, P1Values):
+            raise ValueError(f"{self.name} declares robin = True, but its first field is not on P1Values: choose that")
 
     @abstractmethod
     def blocks(self, y: Tensor) -> Tensor:
@@ -92,6 +105,8 @@ class QuadraticFormulation(Formulation):
             gap = (found - found.transpose(1, 2)).abs().amax((0, 1, 2))
             if (gap > 100 * torch.finfo(self.wide).eps * found.abs().amax((0, 1, 2))).any():
                 raise ValueError(f"blocks of {self.name} are not symmetric in their two axes m: give C_y = C_yᵀ")
+        if self.boundary is not None and self.boundary.has_robin:
+            return self.boundary.added_to(found, self.check_parameters(y).to(self.wide))
         return found
 
     def _checked_load(self, y: Tensor) -> Tensor:
@@ -143,7 +158,7 @@ class QuadraticFormulation(Formulation):
 
     def loss(self, w: Tensor, y: Tensor) -> Tensor:
         self.check_coefficients(w, y)
-        s = cells_last(self.states(w), level_matrices.state_size(self.frame.arrays)).to(self.wide)
+        s = cells_last(self.states(w, y), level_matrices.state_size(self.frame.arrays)).to(self.wide)
         return self._energy(s, y) - dot(self.frame_functional(y), w) - self.lift_functional(y)
 
     def _energy(self, s: Tensor, y: Tensor) -> Tensor:
@@ -153,7 +168,7 @@ class QuadraticFormulation(Formulation):
 
     def loss_and_residual(self, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         self.check_coefficients(w, y)
-        s = cells_last(self.states(w), level_matrices.state_size(self.frame.arrays)).to(self.wide)
+        s = cells_last(self.states(w, y), level_matrices.state_size(self.frame.arrays)).to(self.wide)
         product, load = _product(self._checked_blocks(y), s), self._checked_load(y)
         on_frame = self.frame_functional(y)
         loss = (s * (0.5 * product - load)).sum((0, 1)) - dot(on_frame, w) - self.lift_functional(y)
@@ -166,6 +181,8 @@ class QuadraticFormulation(Formulation):
         fixed, free = np.zeros(arrays.nodal_size), arrays.fields[0].free[-1]
         fixed[: len(free)] = arrays.neumann_load[free]
         load = self._as_data(fixed)[None]
+        if self.boundary is not None and self.boundary.loads:
+            load = load + self.boundary.nodal_load(self.check_parameters(y).to(self.wide))
         if not self.source_at_points:
             return load
         local = torch.einsum("kq,ql,kqb->klb", self._point_weights, self._hats, self._whole_source(y))
@@ -175,6 +192,9 @@ class QuadraticFormulation(Formulation):
 
     def lift_functional(self, y: Tensor) -> Tensor:
         arrays = self.frame.arrays
+        if self.boundary is not None:
+            source = self._whole_source(y) if self.source_at_points else None
+            return self.boundary.on_lift(self.check_parameters(y).to(self.wide), source)
         lift = arrays.fields[0].lift[-1]
         value = torch.full((1,), float(arrays.neumann_load @ lift), dtype=self.wide, device=self.frame.device)
         if not self.source_at_points or not lift.any():
@@ -204,17 +224,22 @@ class QuadraticFormulation(Formulation):
 
     def state_load(self, y: Tensor) -> Tensor:
         y = self.check_parameters(y)
-        lift = cells_last(self._lift.expand(len(y), -1), level_matrices.state_size(self.frame.arrays)).to(self.wide)
+        lift = cells_last(self.lift(y).expand(len(y), -1), level_matrices.state_size(self.frame.arrays)).to(self.wide)
         load = self._checked_load(y) - _product(self._checked_blocks(y), lift)
         return flat_first(self.rounded(load, "the load"), y)
 
     def constant(self, y: Tensor) -> Tensor:
         y = self.check_parameters(y)
-        lift = cells_last(self._lift.expand(len(y), -1), level_matrices.state_size(self.frame.arrays)).to(self.wide)
+        lift = cells_last(self.lift(y).expand(len(y), -1), level_matrices.state_size(self.frame.arrays)).to(self.wide)
         return self._energy(lift, y) - self.lift_functional(y)
 
     def coercivity(self, y: Tensor) -> Tensor:
         return self._least_eigenvalues(y).amin(1).clamp_min(0)
+
+    def relative_coercivity(self, y: Tensor, nominal: Tensor) -> Tensor | None:
+        """(B,) the least α over all cells with C_y ≥ α C_{y0}, from generalised eigenvalues; it sees all of C_y."""
+        of_y, of_nominal = (self._checked_blocks(at).permute(3, 0, 1, 2) for at in (y, nominal))  # (B, K, m, m)
+        return least_ratios(of_y, of_nominal).amin(1).clamp_min(0)
 
     def energy_norm(self, states: Tensor, y: Tensor) -> Tensor:
         s = cells_last(states, level_matrices.state_size(self.frame.arrays)).to(self.wide)
@@ -227,3 +252,27 @@ def _product(blocks: Tensor, s: Tensor) -> Tensor:
     for i in range(1, s.shape[1]):
         found = torch.addcmul(found, blocks[:, :, i], s[:, None, i])
     return found
+
+
+def least_ratios(of_y: Tensor, of_nominal: Tensor) -> Tensor:
+    """(B, K) the largest α with C ≥ α C0, for positive semidefinite blocks C (B, K, m, m) and C0 (1, K, m, m).
+
+    If C0 has a kernel, sᵀ C s is first minimised over the kernel: with the projection P onto it this leaves the Schur
+    complement C - C P (P C P)⁺ P C, which is compared with C0 on the range of C0.
+    """
+    size = of_nominal.diagonal(dim1=-2, dim2=-1)
+    scale = torch.where(size > 0, size, 1.0).rsqrt()  # so that entries of a state may have different units
+    of_y, of_nominal = (scale[..., None] * blocks * scale[..., None, :] for blocks in (of_y, of_nominal))
+    values, vectors = torch.linalg.eigh(of_nominal)  # (1, K, m)
+    kept = values > KERNEL * values[..., -1:]
+    if not kept.all():
+        P = (vectors * ~kept[..., None, :]) @ vectors.mT
+        coupling, least = of_y @ P, KERNEL * of_y.abs().amax((-1, -2))
+        of_y = of_y - coupling @ torch.linalg.pinv(P @ coupling, atol=least, hermitian=True) @ coupling.mT
+    root = vectors * torch.where(kept, torch.where(kept, values, 1.0).rsqrt(), 0.0)[..., None, :]
+    on_range = root.mT @ of_y @ root
+    # The kernel gets the trace as eigenvalue, which is not the least one.
+    others = torch.where(kept, 0.0, on_range.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True))
+    ratios = torch.linalg.eigvalsh(on_range + torch.diag_embed(others))
+    least = torch.where(ratios[..., 0] > KERNEL * ratios[..., -1], ratios[..., 0], 0.0)
+    return torch.where(kept.any(-1), least, torch.inf)

@@ -59,7 +59,12 @@ def formulation_class(name: str) -> type[Formulation]:
     return _BUILT_IN[name]
 
 
+def formulation_for(name: str, problem: Problem) -> type[Formulation]:
+    """The class that realises the formulation with this name for a problem; raises a ValueError if none does."""
+    return formulation_class(name).variant(problem)
+
+
 def make_formulation(frame: Frame, problem: Problem) -> Formulation:
     """The formulation that the frame was exported for. See docs/formulations.md."""
     arrays = getattr(frame, "arrays", None)  # the formulation refuses objects that are not frames
-    return formulation_class("energy" if arrays is None else arrays.formulation)(frame, problem)
+    return formulation_for("energy" if arrays is None else arrays.formulation, problem)(frame, problem)

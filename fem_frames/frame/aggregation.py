@@ -1,8 +1,8 @@
 """Smoothed aggregation: nested spaces inside a finite element space, found from its matrix and its near-kernel alone.
 
 Nodes are gathered in aggregates. On every aggregate the candidates, functions of least energy such as constants, are
-restricted to it and made orthonormal; two steps of Jacobi's iteration smooth what comes out, and the products are the
-basis of the next space. The method is that of P. Vaněk, J. Mandel and M. Brezina, Algebraic multigrid by smoothed
+restricted to it and made orthonormal; steps of Jacobi's iteration smooth these restrictions, which are then the basis
+of the next space. The method is that of P. Vaněk, J. Mandel and M. Brezina, Algebraic multigrid by smoothed
 aggregation for second and fourth order elliptic problems, Computing 56 (1996) 179-196. PETSc and PyAMG offer it for a
 fixed number of unknowns per node; vector fields that are tangential at a part of the boundary have fewer there.
 
@@ -20,7 +20,7 @@ from scipy.sparse import linalg
 
 from fem_frames.mesh.geometry import Floats, Ints
 
-STEPS = 2  # of Jacobi's iteration; one step leaves condition numbers that grow faster with the number of levels
+STEPS = (2, 1)  # of Jacobi's iteration for the first space and for all others, whose matrices couple more neighbours
 RANK = 1e-8  # singular values below this share of the largest count as zero
 
 
@@ -32,13 +32,14 @@ def nested_spaces(matrix: Any, nodes: Ints, candidates: Floats, coarsest: int) -
     """
     A, of_node, near_kernel = sparse.csr_array(matrix), np.asarray(nodes), np.asarray(candidates, np.float64)
     basis: Any = sparse.identity(A.shape[0], format="csr")
-    graph, found = _graph(A, of_node), []
+    graph = _graph(A, of_node)
+    found: list[Any] = []
     while A.shape[0] > coarsest:
         aggregate = _aggregates(graph)
         tentative, of_node, near_kernel = _tentative(aggregate[of_node], near_kernel)
         if tentative.shape[1] > 0.8 * A.shape[0]:
             break  # nodes without neighbours are left
-        P = _smoothed(A, tentative)
+        P = _smoothed(A, tentative, STEPS[bool(found)])
         basis, A = sparse.csr_array(basis @ P), sparse.csr_array(P.T @ A @ P)
         # The graph of the aggregates, not that of the denser matrix: the ratio between spaces stays the same.
         graph = _contracted(graph, aggregate)
@@ -129,10 +130,10 @@ def _tentative(aggregate: Ints, candidates: Floats) -> tuple[Any, Ints, Floats]:
     return made, np.concatenate(owners), np.concatenate(coarse)
 
 
-def _smoothed(A: Any, tentative: Any) -> Any:
+def _smoothed(A: Any, tentative: Any, steps: int) -> Any:
     inverse = sparse.diags(1 / A.diagonal())
     radius = _spectral_radius(A)
-    for _ in range(STEPS):
+    for _ in range(steps):
         tentative = tentative - (4 / 3 / radius) * (inverse @ (A @ tentative))
     return sparse.csr_array(tentative)
 

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fem_frames.files import load_arrays, one_line, save_arrays
+from fem_frames.frame.boundary import BoundaryFacets, LiftShape, shapes_from_flat
 from fem_frames.frame.elements import Element, find_element, unrecorded_element
 from fem_frames.frame.families import FrameFamily
 from fem_frames.frame.frame_checks import check_frame, check_geometry, check_record
@@ -46,11 +47,18 @@ class FrameField:
     element: Element
     free: tuple[Ints, ...]  # for each level, the simplices whose nodal values are free
     lift: tuple[Floats, ...]  # for each level, nodal values of a function that satisfies the essential boundary data
+    shapes: tuple[LiftShape, ...] = ()
+    """The functions that carry essential data that depend on y; `lift` then satisfies the other ones."""
 
     @property
     def degree(self) -> int:
         """Dimension of the simplices that carry its nodal values."""
         return self.element.degree
+
+    def coarsened(self, count: int) -> FrameField:
+        """The field on the first `count` levels."""
+        shapes = tuple(LiftShape(shape.condition, shape.values[:count]) for shape in self.shapes)
+        return replace(self, free=self.free[:count], lift=self.lift[:count], shapes=shapes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +85,8 @@ class FrameArrays:
     """L, the unit in which norms and functionals measure lengths: the longest side of the box around the domain."""
     record: Mapping[str, Any] = field(default_factory=dict)
     """The problem's name and options, and the versions of the software that made the arrays."""
+    boundary: BoundaryFacets | None = None
+    """Facets whose data enter the functional for each y; None if no boundary data are evaluated for each y."""
     _simplices: dict[tuple[int, int], tuple[Ints, Ints]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -168,12 +178,13 @@ class FrameArrays:
             self,
             points=points,
             levels=levels,
-            fields=tuple(replace(f, free=f.free[:count], lift=f.lift[:count]) for f in self.fields),
+            fields=tuple(f.coarsened(count) for f in self.fields),
             families=tuple(replace(f, free=f.free[:count], functions=f.functions[:count]) for f in self.families),
             volumes=self.volumes.reshape(K, -1).sum(axis=1),
             centres=centres.reshape(K, d),
             regions=tags.astype(np.int64),
             neumann_load=load,
+            boundary=None if self.boundary is None else self.boundary.coarsened(count),
         )
 
     def without(self, family: str) -> FrameArrays:
@@ -228,6 +239,8 @@ class FrameArrays:
             "length": self.length,
             "record": dict(self.record),
         }
+        if self.boundary is not None:
+            record["shapes"] = [[shape.condition for shape in f.shapes] for f in self.fields]
         save_arrays(path, KIND, VERSION, self.flat(), record, compress=True)
 
     @staticmethod
@@ -253,8 +266,14 @@ class FrameArrays:
                 first_level=record["first_level"],
                 levels=tuple(FrameLevel(*(flat[f"level{j}.{k}"] for k in _LEVEL_ARRAYS)) for j in count),
                 fields=tuple(
-                    FrameField(name, element, *(_tables(flat, f"field.{name}.{k}", count) for k in ("free", "lift")))
-                    for (name, _), element in zip(record["fields"], elements, strict=True)
+                    FrameField(
+                        name,
+                        element,
+                        _tables(flat, f"field.{name}.free", count),
+                        _tables(flat, f"field.{name}.lift", count),
+                        shapes_from_flat(flat, name, conditions, len(count)),
+                    )
+                    for (name, _), element, conditions in zip(record["fields"], elements, _shapes(record), strict=True)
                 ),
                 families=tuple(
                     FrameFamily(
@@ -277,6 +296,7 @@ class FrameArrays:
                 ),
                 length=record.get("length", 1.0),
                 record=record["record"],
+                boundary=BoundaryFacets.from_flat(flat, len(count)),
                 **{name: flat[name] for name in _OWN_ARRAYS},
             )
             check_geometry(made)
@@ -294,11 +314,14 @@ class FrameArrays:
         for f in self.fields:
             flat |= {f"field.{f.name}.free{j}": free for j, free in enumerate(f.free)}
             flat |= {f"field.{f.name}.lift{j}": lift for j, lift in enumerate(f.lift)}
+            for shape in f.shapes:
+                key = f"field.{f.name}.shape{shape.condition}.values"
+                flat |= {f"{key}{j}": values for j, values in enumerate(shape.values)}
         for family in self.families:
             flat |= {f"family.{family.name}.free{j}": free for j, free in enumerate(family.free)}
             for j, rows in enumerate(family.functions):
                 flat |= {f"family.{family.name}.{name}{j}": getattr(rows, name) for name in _ROWS}
-        return flat
+        return flat if self.boundary is None else flat | self.boundary.flat()
 
 
 def _elements(record: Mapping[str, Any], dimension: int) -> list[Element]:
@@ -312,6 +335,11 @@ def _elements(record: Mapping[str, Any], dimension: int) -> list[Element]:
         if degree != element.degree:
             raise ValueError(f"{name} has degree {degree} in dimension {dimension}, which does not fit {element.name}")
     return found
+
+
+def _shapes(record: Mapping[str, Any]) -> list[list[int]]:
+    """For each field, the conditions whose data depend on y; most files have none."""
+    return list(record.get("shapes", [[]] * len(record["fields"])))
 
 
 def _tables(flat: Mapping[str, npt.NDArray], name: str, count: range) -> tuple[npt.NDArray, ...]:

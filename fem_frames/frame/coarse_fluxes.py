@@ -25,9 +25,9 @@ from fem_frames.mesh.simplices import facet_vectors
 FLAT = 0.06  # squared sine, up to which the normals at a point count as one direction: about 14 degrees
 
 
-def coarse_fluxes(level: FluxLevel, limit: int) -> SparseMatrix:
-    """The functions of the coarse level as fluxes (F,) through all facets."""
-    d, free, norm = level.mesh.dimension, level.free, level.norm_matrix()
+def coarse_fluxes(level: FluxLevel, limit: int, norm: Any) -> SparseMatrix:
+    """The functions of the coarse level as fluxes (F,) through all facets, normalised by the matrix `norm` (F, F)."""
+    d, free = level.mesh.dimension, level.free
     if d == 1:
         return coarse_level([scalar_chain(norm, free, limit)], norm, free)
     h1 = h1_matrix(level.mesh, level.length)

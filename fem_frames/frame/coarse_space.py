@@ -21,7 +21,8 @@ from fem_frames.frame.sparse import SparseMatrix
 from fem_frames.mesh.geometry import Ints
 from fem_frames.mesh.simplices import SimplexMesh
 
-SMALL = 64  # functions, up to which a space gets an orthonormal basis: each of them has a state on every cell
+SMALL = 64  # free nodal values up to which the space of the first mesh gets an orthonormal basis
+SMALLEST = 24  # functions of the smallest space of a chain: each of them has a state on every cell
 WELL = 20.0  # condition number of the functions on the first mesh up to which they need no coarse level
 
 
@@ -34,7 +35,8 @@ def size_limit(choice: str, functions: Sequence[SparseMatrix], norm: Any, free: 
         return None
     if choice == "auto" and len(free) <= SMALL and _condition(functions, norm) <= WELL:
         return None
-    return len(free) if choice == "dense" else SMALL
+    dense = choice == "dense" or (choice == "auto" and len(free) <= SMALL)
+    return len(free) if dense else SMALLEST
 
 
 def _condition(functions: Sequence[SparseMatrix], norm: Any) -> float:

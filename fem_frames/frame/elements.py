@@ -17,7 +17,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fem_frames.frame.coarse_space import coarse_level, h1_matrix, scalar_chain
 from fem_frames.frame.families import FieldLevel, FrameFamily, hat_families
 from fem_frames.frame.sparse import SparseMatrix
 from fem_frames.mesh.geometry import Floats, Ints
@@ -92,10 +91,10 @@ class Element(ABC):
         """The matrix of the norm that normalises the frame, on all nodal values; None: there is no coarse level."""
         return None
 
-    def coarse_functions(self, level: FieldLevel, limit: int) -> SparseMatrix:
-        """The functions of the coarse level, for elements with a `norm_matrix`; `limit` is the smallest space's size.
+    def coarse_functions(self, level: FieldLevel, limit: int, norm: Any) -> SparseMatrix:
+        """The functions of the coarse level, for elements with a `norm_matrix`, normalised by the matrix `norm`.
 
-        See `coarse_space.py`.
+        `limit` is the size of the smallest space. See `coarse_space.py`.
         """
         raise NotImplementedError(f"{self.name} has a norm_matrix, but no coarse_functions")
 
@@ -130,10 +129,13 @@ class P1(Element):
         return np.ones((len(cells), self.state_size))
 
     def norm_matrix(self, level: FieldLevel) -> Any:
+        from fem_frames.frame.coarse_space import h1_matrix
+
         return h1_matrix(level.mesh, level.length)
 
-    def coarse_functions(self, level: FieldLevel, limit: int) -> SparseMatrix:
-        norm = self.norm_matrix(level)
+    def coarse_functions(self, level: FieldLevel, limit: int, norm: Any) -> SparseMatrix:
+        from fem_frames.frame.coarse_space import coarse_level, scalar_chain
+
         return coarse_level([scalar_chain(norm, level.free, limit)], norm, level.free)
 
 
@@ -216,11 +218,11 @@ class RT0(Element):
 
         return FluxLevel(level.mesh, level.fixed, level.length).norm_matrix()
 
-    def coarse_functions(self, level: FieldLevel, limit: int) -> SparseMatrix:
+    def coarse_functions(self, level: FieldLevel, limit: int, norm: Any) -> SparseMatrix:
         from fem_frames.frame.coarse_fluxes import coarse_fluxes
         from fem_frames.frame.raviart_thomas import FluxLevel
 
-        return coarse_fluxes(FluxLevel(level.mesh, level.fixed, level.length), limit)
+        return coarse_fluxes(FluxLevel(level.mesh, level.fixed, level.length), limit, norm)
 
     def cell_values(self, states: Floats) -> Floats | None:
         return None if self.dimension == 1 else states[..., : self.dimension]

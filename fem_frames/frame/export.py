@@ -11,6 +11,7 @@ import numpy as np
 
 from fem_frames.fenicsx import door
 from fem_frames.frame.arrays import FrameArrays, FrameField, FrameLevel
+from fem_frames.frame.boundary import LiftShape
 from fem_frames.frame.coarse_space import size_limit
 from fem_frames.frame.discretisation import Discretisation
 from fem_frames.frame.elements import Element
@@ -40,6 +41,7 @@ def export_frame(
     first = _first_level(data, problem.first_level if first_level is None else first_level)
     rule_points, rule_weights = door.barycentric_quadrature(hierarchy.dimension, problem.quadrature_degree)
     choice, length = check_coarse(problem.coarse if coarse is None else coarse), hierarchy.length(problem)
+    first_choice = "none" if problem.normalisation == "energy" else choice
     levels, meshes = [], hierarchy.meshes[first:]
     for j, mesh in enumerate(meshes, start=first):
         ends = hierarchy.levels[j].ends if j > first else np.zeros((0, 2), np.int64)
@@ -48,13 +50,15 @@ def export_frame(
     families: list[FrameFamily] = []
     for f in data.fields:
         of_levels = [FieldLevel(mesh, fixed, length) for mesh, fixed in zip(meshes, f.fixed[first:], strict=True)]
-        fields.append(FrameField(f.name, f.element, tuple(level.free for level in of_levels), f.lift[first:]))
-        for family in _with_coarse(f.element, f.element.families(f.name, of_levels), of_levels[0], choice):
+        shapes = tuple(LiftShape(shape.condition, shape.values[first:]) for shape in f.shapes)
+        free = tuple(level.free for level in of_levels)
+        fields.append(FrameField(f.name, f.element, free, f.lift[first:], shapes))
+        for family in _with_coarse(f.element, f.element.families(f.name, of_levels), of_levels[0], first_choice):
             taken = family.name in {other.name for other in families}
             families.append(replace(family, name=f"{family.name} of {f.name}") if taken else family)
     # Nodal families come first, in the order of the fields: nets and files rely on this order.
     families.sort(key=lambda family: family.name != family.field)
-    return FrameArrays(
+    made = FrameArrays(
         formulation=formulation,
         first_level=first,
         points=data.points.copy(),
@@ -68,15 +72,22 @@ def export_frame(
         rule_weights=rule_weights,
         neumann_load=data.neumann_load,
         length=length,
+        boundary=None if data.boundary is None else data.boundary.from_level(first),
         record={
             "problem": problem.name,
             "options": dict(problem.options),
             "refinement": problem.refinement,
             "quadrature_degree": problem.quadrature_degree,
             **({"region_names": dict(hierarchy.region_names)} if hierarchy.region_names else {}),
+            **({"normalisation": problem.normalisation} if problem.normalisation != "H1" else {}),
             **door.versions(),
         },
     )
+    if problem.normalisation == "energy":
+        from fem_frames.formulations.normalisation import in_nominal_energy
+
+        return in_nominal_energy(made, problem, choice)
+    return made
 
 
 def _with_coarse(element: Element, families: list[FrameFamily], level: FieldLevel, choice: str) -> list[FrameFamily]:
@@ -87,7 +98,7 @@ def _with_coarse(element: Element, families: list[FrameFamily], level: FieldLeve
     limit = size_limit(choice, [family.functions[0] for family in families], norm, level.free)
     if limit is None:
         return families
-    return [families[0].with_coarse(element.coarse_functions(level, limit)), *families[1:]]
+    return [families[0].with_coarse(element.coarse_functions(level, limit, norm)), *families[1:]]
 
 
 def _first_level(data: Discretisation, wanted: int) -> int:

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from fem_frames.frame.boundary import LiftShape
 from fem_frames.frame.elements import Element
+from fem_frames.frame.partition import dirichlet_partition
 from fem_frames.mesh.geometry import Floats
 from fem_frames.mesh.hierarchy import MeshHierarchy
 from fem_frames.problem.definition import Problem
@@ -26,17 +28,27 @@ class EssentialData:
 
     fixed: tuple[npt.NDArray[np.bool_], ...]  # for each level, (simplices that carry nodal values,)
     lift: tuple[Floats, ...]  # the same shapes
+    shapes: tuple[LiftShape, ...] = ()
+    """For each condition whose data depend on y, the function that carries them; `lift` then has the other data."""
 
 
 def dirichlet_values(hierarchy: MeshHierarchy, problem: Problem) -> EssentialData:
     """u is given on the Dirichlet part of the boundary, at points. See docs/formulations.md."""
     fixed = hierarchy.fixed_points(problem)
-    lift = np.zeros(len(hierarchy.points))
-    given = [condition.value for condition in problem.conditions if condition.kind == "dirichlet"]
-    if not all(value.is_zero for value in given):
-        # The data are interpolated everywhere, not only on the boundary: a smooth lift keeps its digits in float16.
-        lift = given[0].at(hierarchy.points).copy()
-    return EssentialData(fixed, tuple(lift[: len(mask)].copy() for mask in fixed))
+    given = {i: c.value for i, c in enumerate(problem.conditions) if c.kind == "dirichlet" and not c.value.is_zero}
+    ones = tuple(np.ones(len(mask)) for mask in fixed)
+    # The data are interpolated everywhere, not only on the boundary: a smooth lift keeps its digits in float16.
+    if sum(c.kind == "dirichlet" for c in problem.conditions) == 1:
+        carriers = dict.fromkeys(given, ones)
+    else:
+        carriers = dirichlet_partition(hierarchy, problem, list(given)) if given else {}
+    lift = [np.zeros(len(mask)) for mask in fixed]
+    for count, number in enumerate(i for i, value in given.items() if not value.depends_on_y):
+        at = given[number].at(hierarchy.points)
+        parts = [carrier * at[: len(carrier)] for carrier in carriers[number]]
+        lift = [v + part for v, part in zip(lift, parts, strict=True)] if count else parts
+    shapes = tuple(LiftShape(i, carriers[i]) for i, value in given.items() if value.depends_on_y)
+    return EssentialData(fixed, tuple(lift), shapes)
 
 
 def neumann_fluxes(hierarchy: MeshHierarchy, problem: Problem) -> EssentialData:

@@ -12,7 +12,7 @@ from fem_frames.mesh.simplices import p1_gradients
 if TYPE_CHECKING:
     from fem_frames.frame.arrays import FrameArrays
 
-WHOLE = ("cells", "ends", "free", "regions", "starts", "columns")
+WHOLE = ("cells", "ends", "free", "regions", "starts", "columns", "facets", "conditions")
 """Names of arrays of whole numbers; all other arrays are in float64."""
 
 
@@ -62,6 +62,31 @@ def check_frame(frame: FrameArrays) -> None:
         if level.cells.max() + 1 != count:
             raise ValueError(f"level {frame.first_level + j} has {count} points, its cells use {level.cells.max() + 1}")
     _check_functions(frame)
+    _check_boundary(frame)
+
+
+def _check_boundary(frame: FrameArrays) -> None:
+    """Shapes and boundary facets have tables for all levels that fit the mesh."""
+    boundary, count = frame.boundary, len(frame.levels)
+    shapes = [(f, shape) for f in frame.fields for shape in f.shapes]
+    for f, shape in shapes:
+        if [values.shape for values in shape.values] != [lift.shape for lift in f.lift]:
+            raise ValueError(f"a shape of {f.name} has other sizes than its lift")
+    if boundary is None:
+        if shapes:
+            raise ValueError("the lift depends on y, but the frame has no rule on facets")
+        return
+    Q, d = len(boundary.rule_weights), frame.dimension
+    if boundary.rule_points.shape != (Q, d) or boundary.rule_weights.shape != (Q,) or Q == 0:
+        raise ValueError(f"the rule on facets has shape {boundary.rule_points.shape}, expected (Q, {d})")
+    if not np.allclose(boundary.rule_points.sum(axis=1), 1) or not np.isclose(boundary.rule_weights.sum(), 1):
+        raise ValueError("the rule on facets does not sum to 1")
+    if (len(boundary.facets), len(boundary.conditions)) != (count, count):
+        raise ValueError(f"boundary facets have {len(boundary.facets)} tables for {count} levels")
+    for j, (facets, conditions) in enumerate(zip(boundary.facets, boundary.conditions, strict=True)):
+        if facets.shape != (len(conditions), d) or (np.diff(conditions) < 0).any() or (conditions < 0).any():
+            raise ValueError(f"boundary facets of level {frame.first_level + j} do not fit their conditions")
+        _check_references(facets, frame.point_count(j), f"boundary facets of level {frame.first_level + j}")
 
 
 def check_geometry(frame: FrameArrays) -> None:
@@ -146,6 +171,9 @@ def check_record(record: Any) -> None:
     coarse = record.get("coarse", [0] * len(record["families"]))  # files of earlier versions have none
     fits &= isinstance(coarse, list) and len(coarse) == len(record["families"]) and all(type(n) is int for n in coarse)
     fits &= type(record.get("length", 1.0)) is float
+    shapes = record.get("shapes", [[]] * len(record["fields"]))  # only where boundary data are evaluated for each y
+    fits &= isinstance(shapes, list) and len(shapes) == len(record["fields"])
+    fits &= all(isinstance(own, list) and all(type(number) is int for number in own) for own in shapes)
     made = record["record"]
     fits &= isinstance(made, dict) and isinstance(made.get("options", {}), dict)
     names = made.get("region_names", {}) if isinstance(made, dict) else {}  # only of meshes that have names

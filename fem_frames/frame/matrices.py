@@ -59,7 +59,9 @@ def synthesis(arrays: FrameArrays) -> sparse.csr_array:
                 made = None
                 for index, functions in enumerate(family.functions):
                     own = functions.to_scipy().T
-                    made = own if made is None else sparse.hstack([_prolongation(arrays, field, index) @ made, own])
+                    made = (
+                        own if made is None else sparse.hstack([nodal_prolongation(arrays, field, index) @ made, own])
+                    )
                 made = sparse.csr_array(made)[field.free[-1]]
             blocks.append(made)
         rows.append(sparse.hstack(blocks))
@@ -124,7 +126,7 @@ def _rule(d: int, degree: int) -> tuple[Floats, Floats]:
     return door.barycentric_quadrature(d, degree)
 
 
-def _prolongation(arrays: FrameArrays, field: FrameField, index: int) -> sparse.csr_array:
+def nodal_prolongation(arrays: FrameArrays, field: FrameField, index: int) -> sparse.csr_array:
     """Nodal values of a field on levels[index - 1] to levels[index], given values included."""
     (coarse, _), (fine, of_cells) = (arrays.simplices(i, field.degree) for i in (index - 1, index))
     if field.degree == 0:

@@ -12,7 +12,7 @@ K cells, F facets, d dimension, j a level.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -21,6 +21,7 @@ from scipy import sparse
 from scipy.sparse import linalg
 
 from fem_frames.fenicsx import door
+from fem_frames.frame.boundary import LiftShape
 from fem_frames.frame.elements import RT0
 from fem_frames.frame.families import FieldLevel, FrameFamily
 from fem_frames.frame.fields import EssentialData
@@ -133,7 +134,12 @@ def flux_families(field: str, levels: Sequence[FieldLevel]) -> list[FrameFamily]
 def given_fluxes(hierarchy: MeshHierarchy, problem: Problem) -> EssentialData:
     """σ·n is given where u is not."""
     levels = _flux_levels(hierarchy, problem)
-    return EssentialData(tuple(level.fixed for level in levels), flux_lift(hierarchy, problem, levels))
+    shapes = tuple(
+        LiftShape(i, flux_lift(hierarchy, problem, levels, unit=i))
+        for i, condition in enumerate(problem.conditions)
+        if condition.kind == "neumann" and condition.value.depends_on_y
+    )
+    return EssentialData(tuple(level.fixed for level in levels), flux_lift(hierarchy, problem, levels), shapes)
 
 
 def _flux_levels(hierarchy: MeshHierarchy, problem: Problem) -> list[FluxLevel]:
@@ -146,24 +152,31 @@ def _flux_levels(hierarchy: MeshHierarchy, problem: Problem) -> list[FluxLevel]:
     return found
 
 
-def flux_lift(hierarchy: MeshHierarchy, problem: Problem, levels: list[FluxLevel]) -> tuple[Floats, ...]:
-    """For every level, fluxes (F,) that agree with the given ones.
+def flux_lift(
+    hierarchy: MeshHierarchy, problem: Problem, levels: list[FluxLevel], unit: int | None = None
+) -> tuple[Floats, ...]:
+    """For every level, fluxes (F,) that agree with the given ones that do not depend on y.
+
+    With `unit`, they agree with σ·n = 1 where this condition holds, and σ·n = 0 where others do.
 
     The coarsest lift has the least H(div) norm; each finer one is its prolongation, corrected on the given facets. No
     level changes much, so the lift is as smooth as the data allow and loses no digits in half precision.
     """
-    if not levels[0].fixed.any() or all(c.value.is_zero for c in problem.conditions if c.kind == "neumann"):
+    given = {i: c.value for i, c in enumerate(problem.conditions) if c.kind == "neumann" and not c.value.depends_on_y}
+    if unit is not None:
+        given = {unit: BoundaryValue(1.0, "one")}
+    if not levels[0].fixed.any() or all(value.is_zero for value in given.values()):
         return tuple(np.zeros(len(level.facets)) for level in levels)
     lifts: list[Floats] = []
     for j, level in enumerate(levels):
-        given = _facet_fluxes(problem, level, _conditions(hierarchy, problem, j, level))
+        fluxes = _facet_fluxes(given, problem.quadrature_degree, level, _conditions(hierarchy, problem, j, level))
         if j:
             values = _prolongation(levels[j - 1], level, hierarchy.levels[j].ends) @ lifts[-1]
-            values[level.fixed] = given
+            values[level.fixed] = fluxes
         else:
             M = sparse.csc_array(level.norm_matrix())
             values, free = np.zeros(len(level.facets)), level.free
-            values[level.fixed] = given
+            values[level.fixed] = fluxes
             if len(free):
                 values[free] = linalg.spsolve(M[free][:, free].tocsc(), -(M @ values)[free])
         lifts.append(values)
@@ -177,7 +190,7 @@ def _conditions(hierarchy: MeshHierarchy, problem: Problem, j: int, level: FluxL
     return np.asarray(found[level.fixed])
 
 
-def _facet_fluxes(problem: Problem, level: FluxLevel, part: Ints) -> Floats:
+def _facet_fluxes(given: Mapping[int, BoundaryValue], degree: int, level: FluxLevel, part: Ints) -> Floats:
     """∫ h over the facets where σ·n = h is given, as fluxes towards the positive side of each facet."""
     points, cells, d = level.mesh.points, level.mesh.cells, level.mesh.dimension
     facets = level.facets[level.fixed]
@@ -188,10 +201,10 @@ def _facet_fluxes(problem: Problem, level: FluxLevel, part: Ints) -> Floats:
     inside = points[cells[owner[level.fixed]]].mean(axis=1)
     outward = np.sign((normal * (points[facets].mean(axis=1) - inside)).sum(axis=1))
     found = np.zeros(len(facets))
-    for number, condition in enumerate(problem.conditions):
+    for number, value in given.items():
         own = part == number
-        if condition.kind == "neumann" and own.any():
-            found[own] = _facet_means(condition.value, points[facets[own]], problem.quadrature_degree)
+        if own.any():
+            found[own] = _facet_means(value, points[facets[own]], degree)
     size = np.ones(len(facets)) if d == 1 else np.linalg.norm(normal, axis=1)
     return np.asarray(outward * size * found)
 

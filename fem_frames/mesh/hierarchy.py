@@ -149,8 +149,11 @@ class MeshHierarchy:
 
     def dirichlet_facets(self, problem: Problem) -> np.ndarray:
         """(F of level 0,) whether u is given on each boundary facet of the coarse mesh."""
-        kinds = np.array([*(condition.kind == "dirichlet" for condition in problem.conditions), False])
-        return np.asarray(kinds[self.condition_facets(problem)])
+        return self._facets_of_kind(problem, "dirichlet")
+
+    def _facets_of_kind(self, problem: Problem, *kinds: str) -> np.ndarray:
+        chosen = np.array([*(condition.kind in kinds for condition in problem.conditions), False])
+        return np.asarray(chosen[self.condition_facets(problem)])
 
     def facets_of(self, condition: Condition) -> np.ndarray:
         """(F of level 0,) whether the condition, other than one on the rest, names the facet."""
@@ -229,15 +232,18 @@ class MeshHierarchy:
         if len(missed):
             where = self.points[np.flatnonzero(part == missed[0])[0]].tolist()
             raise ValueError(
-                f"u is given nowhere on the part of the domain at {where}: make some of its boundary Dirichlet"
+                f"u is given nowhere on the part of the domain at {where}: make some of its boundary Dirichlet or Robin"
             )
 
     def fixed_points(self, problem: Problem) -> tuple[np.ndarray, ...]:
         """For each level, (N,) whether u is given at each point."""
-        on_part = self.dirichlet_facets(problem)
-        if not on_part.any():
-            raise ValueError("u is given on no facet of the boundary, so it is not unique: make a part of it Dirichlet")
-        self._check_components(self.levels[0].facets[on_part])
+        on_part, held = self.dirichlet_facets(problem), self._facets_of_kind(problem, "dirichlet", "robin")
+        if not held.any():
+            raise ValueError(
+                "u is given on no facet of the boundary, so it is not unique: make a part of it Dirichlet, or give a "
+                "Robin condition, robin={'wall': (k, u_outside)}"
+            )
+        self._check_components(self.levels[0].facets[held])
         fixed = []
         for level in self.levels:
             mask = np.zeros(level.point_count, bool)

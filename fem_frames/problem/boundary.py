@@ -20,7 +20,7 @@ from fem_frames.mesh.geometry import Floats
 from fem_frames.problem.callbacks import called, calling
 from fem_frames.problem.coefficients import HOW, Array
 from fem_frames.problem.evaluation import NotFiniteError, spread
-from fem_frames.problem.parameters import whole_number
+from fem_frames.problem.parameters import numbers, whole_number
 
 Kind = Literal["dirichlet", "neumann", "robin"]
 REST = "rest"
@@ -30,7 +30,7 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class Parameter:
-    """The boundary value offset + scale y_k: `neumann={"inflow": Parameter(3)}`. See docs/meshes.md."""
+    """The boundary value offset + scale y_k: `neumann={"inflow": Parameter(3)}`. See docs/problems.md."""
 
     index: int
     scale: float = 1.0
@@ -103,7 +103,24 @@ class BoundaryValue:
         finite = np.isfinite(values) if isinstance(values, np.ndarray) else values.isfinite()
         if not finite.all():
             sample = int(np.argwhere(~np.asarray(finite.tolist()))[0][0])
-            raise NotFiniteError(f"{self.name} is not finite for y = {y[sample].tolist()}: fix the boundary data")
+            raise NotFiniteError(
+                f"{self.name} is not finite for y = {numbers(y[sample].tolist())}: fix the boundary data"
+            )
+
+    def check_positive(self, values: Array, y: Array) -> None:
+        """Raises a ValueError unless the values (B or 1, F, ·) are positive and finite."""
+        wrong = ~((values > 0) & (values < np.inf))  # NaN is wrong too
+        if wrong.any():
+            sample, *place = (int(i) for i in np.argwhere(np.asarray(wrong.tolist()))[0])
+            raise ValueError(
+                f"{self.name} must be positive and finite, but it is {float(values[sample, place[0], place[1]]):.3g} "
+                f"for y = {numbers(y[sample].tolist())}: fix the boundary data, or the parameters"
+            )
+
+    def try_out(self, points: Floats, y: Floats) -> None:
+        """Raises a ValueError if the values at points (F, Q, d) for y (B, p) have a wrong shape or are not finite."""
+        if self.depends_on_y:
+            self.check(self.evaluate(points, y), y)
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +134,16 @@ class Condition:
     """g, h, or k of a Robin condition."""
     outside: BoundaryValue | None = None
     """u_outside of a Robin condition."""
+
+    @property
+    def values(self) -> tuple[BoundaryValue, ...]:
+        """g, h, or k and u_outside."""
+        return (self.value,) if self.outside is None else (self.value, self.outside)
+
+    @property
+    def depends_on_y(self) -> bool:
+        """Whether one of its values depends on y."""
+        return any(value.depends_on_y for value in self.values)
 
     @property
     def text(self) -> str:

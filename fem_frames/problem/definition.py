@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from fem_frames.mesh.coarse import Grid, MeshArrays
 from fem_frames.mesh.geometry import Floats, Ints
-from fem_frames.problem.boundary import Condition, make_conditions
+from fem_frames.problem.boundary import Condition, Parameter, make_conditions
 from fem_frames.problem.callbacks import calling
 from fem_frames.problem.coefficients import HOW, Array, ByRegion, Coefficient, Tabulated
 from fem_frames.problem.evaluation import PointData
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 LEVEL_LIMIT = 60
 REFINEMENTS = ("red", "dolfinx")
+NORMALISATIONS = ("H1", "energy")
 COARSE = ("auto", "none", "dense", "algebraic")
 
 
@@ -66,6 +67,9 @@ class Problem:
     """Coarsest level of the frame; 0 is the coarse mesh."""
     coarse: str = "auto"
     """The coarse level below the first mesh of the frame: "auto" where it is needed, "none", "dense", "algebraic"."""
+    normalisation: str = "H1"
+    """"H1": frame functions have norm one in H1 or H(div). "energy": they have energy one for the nominal y, which is
+    better conditioned for strong reactions and for coefficients that differ much between regions."""
     length: float | None = None
     """L, the unit of lengths in norms and functionals; None: the longest side of the box around the domain."""
     resolved_from: int = 0
@@ -166,6 +170,15 @@ class Problem:
         with calling("the coefficient", function, HOW):
             return self.coefficient.tabulate(points, regions)
 
+    def try_boundary(self, points: Floats) -> None:
+        """Raises a ValueError if boundary data are wrong for two y at the first of these points (n, d)."""
+        y = self.parameters.sample(2, 0)
+        y.flags.writeable = False
+        trial = np.resize(points[:2], (2, 3 + self.parameters.dimension, points.shape[-1]))
+        for condition in self.conditions:
+            for value in condition.values:
+                value.try_out(trial, y)
+
     def coefficient_values(self, tables: tuple[npt.NDArray, ...], y: Floats, points: Floats) -> Floats:
         """(B, K, Q) values of a_y, checked to be finite and positive."""
         data = PointData(self, points, tables)
@@ -203,9 +216,16 @@ def _check_data(problem: Problem) -> None:
             raise ValueError(
                 f"the coefficient uses parameter {highest}, but there are p = {problem.parameters.dimension}"
             )
+    for value in (value for condition in problem.conditions for value in condition.values):
+        if isinstance(value.given, Parameter) and value.given.index >= problem.parameters.dimension:
+            raise ValueError(
+                f"{value.name} is parameter {value.given.index}, but there are p = {problem.parameters.dimension}"
+            )
     if problem.refinement not in REFINEMENTS:
         raise ValueError(f"refinement is {problem.refinement!r}; choose from {', '.join(REFINEMENTS)}")
     check_coarse(problem.coarse)
+    if problem.normalisation not in NORMALISATIONS:
+        raise ValueError(f"normalisation is {problem.normalisation!r}; choose from {', '.join(NORMALISATIONS)}")
     if problem.length is not None:
         if not isinstance(problem.length, numbers_of.Real) or not 0 < problem.length < np.inf:
             raise ValueError(f"length is {problem.length!r}; a positive number is expected, or None")

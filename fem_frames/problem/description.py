@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from fem_frames.mesh.geometry import Floats, Ints
 from fem_frames.messages import either
+from fem_frames.problem.boundary_description import describe_conditions, read_conditions
 from fem_frames.problem.coefficients import Affine, ByRegion, Coefficient, ExpAffine, Tabulated
 from fem_frames.problem.definition import Problem
 from fem_frames.problem.parameters import Gaussian, Uniform
@@ -51,17 +52,19 @@ def describe_problem(problem: Problem, points: Floats, regions: Ints) -> dict[st
     """The description of a problem on a frame with the quadrature points (K, Q, d) and the regions (K,).
 
     None if the problem has functions that a file cannot hold: a `Pointwise` coefficient, a coefficient class of the
-    user, or a source that is a function.
+    user, a source that is a function, or boundary data that are functions of y or belong to a Robin condition.
     """
     coefficient = _describe_coefficient(problem.coefficient, points, regions)
-    if coefficient is None or callable(problem.source):
+    boundary = describe_conditions(problem.conditions)
+    if coefficient is None or callable(problem.source) or boundary is None:
         return None
     box = problem.parameters
     if isinstance(box, Uniform):
         parameters: dict[str, Any] = {"kind": "uniform", "lower": list(box.lower), "upper": list(box.upper)}
     else:
         parameters = {"kind": "gaussian", "dimension": box.dimension}
-    return {"coefficient": coefficient, "source": float(problem.source), "parameters": parameters}
+    described = {"coefficient": coefficient, "source": float(problem.source), "parameters": parameters}
+    return described | ({"boundary": boundary} if boundary else {})
 
 
 def _describe_coefficient(coefficient: Coefficient, points: Floats, regions: Ints) -> dict[str, Any] | None:
@@ -87,16 +90,20 @@ def described_problem(
 
     `lift` (N,) has the Dirichlet data. Raises a ValueError if the description is damaged.
     """
-    parts = _mapping(description, "the problem", ("coefficient", "source", "parameters"))
+    keys = ("coefficient", "source", "parameters")
+    has_boundary = isinstance(description, Mapping) and "boundary" in description
+    parts = _mapping(description, "the problem", (*keys, "boundary") if has_boundary else keys)
     parameters = _read_parameters(parts["parameters"])
+    in_frame = _NodalValues(points, lift)
+    conditions: dict[str, Any] = {"dirichlet": _unknown, "dirichlet_value": in_frame, "neumann": {"rest": _unknown}}
+    if has_boundary:
+        conditions = read_conditions(parts["boundary"], in_frame, _unknown)
     return RecordedProblem(
         mesh=None,
         coefficient=_read_coefficient(parts["coefficient"], quadrature_points, parameters.dimension),
         parameters=parameters,
         source=_number(parts["source"], "the source"),
-        dirichlet=_unknown,
-        dirichlet_value=_NodalValues(points, lift),
-        neumann={"rest": _unknown},
+        **conditions,
         name=str(record.get("problem")),
         options=dict(record.get("options", {})),
         quadrature_degree=record.get("quadrature_degree", 2),

@@ -37,6 +37,11 @@ class Uniform:
     def dimension(self) -> int:
         return len(self.lower)
 
+    @property
+    def nominal(self) -> Floats:
+        """(1, p) the centre of the box."""
+        return np.mean([self.lower, self.upper], axis=0)[None]
+
     def sample(self, count: int, seed: int | Sequence[int]) -> Floats:
         """(count, p) random parameters; the first rows do not depend on count."""
         _check_count(count, self.dimension)
@@ -66,6 +71,11 @@ class Gaussian:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dimension", whole_number(self.dimension, "the number of normal parameters"))
+
+    @property
+    def nominal(self) -> Floats:
+        """(1, p) zero, the mean."""
+        return np.zeros((1, self.dimension))
 
     def sample(self, count: int, seed: int | Sequence[int]) -> Floats:
         """(count, p) random parameters; the first rows do not depend on count."""

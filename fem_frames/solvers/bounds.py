@@ -2,6 +2,9 @@
 
 (E) and other quadratic densities, energy norm, against the discrete solution: ‖residual‖₂ / √(c min C_y), where c is
 the lower frame bound and min C_y the least eigenvalue of C_y over all cells, which for (E) is the minimum of a_y.
+With Robin conditions C_y is singular on cells, but C_y ≥ α_y C_{y0} for a nominal y0, the middle of the parameters, and
+the least of all a_y / a_{y0} and k_y / k_{y0}: then the bound is ‖residual‖₂ / √(c0 α_y) with the least positive
+eigenvalue c0 of DᵀC_{y0}D.
 
 (LS), norm of the functional, against the exact solution: √loss is the error itself.
 
@@ -35,6 +38,7 @@ from fem_frames.operators.linear import dot
 from fem_frames.solvers.friedrichs import friedrichs_constant
 
 _LOWER_FRAME_BOUNDS: WeakKeyDictionary[FrameArrays, float] = WeakKeyDictionary()
+_NOMINAL_BOUNDS: WeakKeyDictionary[Formulation, float] = WeakKeyDictionary()
 _EXACT: WeakKeyDictionary[Formulation, Formulation] = WeakKeyDictionary()
 _TOLERANCE = 1e-3
 FUNCTIONAL = "functional"  # the norm in which the loss itself measures errors
@@ -72,7 +76,7 @@ def certify(formulation: Formulation, w: Tensor, y: Tensor, norm: str | None = N
     exact, w64, y64 = _in_float64(formulation, w, y)
     value = _bound(exact, w64, y64, chosen)
     functional = chosen.name == FUNCTIONAL
-    size = exact.solution_norm(y64) if functional else exact.energy_norm(exact.states(w64), y64) - value
+    size = exact.solution_norm(y64) if functional else exact.energy_norm(exact.states(w64, y64), y64) - value
     relative = torch.where(size > 0, value / size, torch.inf)
     return ErrorBound(_rounded_up(value, formulation), _rounded_up(relative, formulation), chosen)
 
@@ -111,16 +115,26 @@ def _bound(formulation: Formulation, w: Tensor, y: Tensor, norm: ErrorNorm) -> T
 
 
 def _from_residual(formulation: Formulation, w: Tensor, y: Tensor) -> Tensor:
-    """(B,) ‖residual‖ / √(c min C_y): DᵀC_yD ≥ c min C_y on the complement of ker F, which contains the residual."""
+    """(B,) ‖residual‖ / √c: DᵀC_yD ≥ c on the complement of its kernel, which contains the residual."""
+    residual = formulation.residual(w, y)
+    return dot(residual, residual).sqrt() / _lower_bound(formulation, y).sqrt()
+
+
+def _lower_bound(formulation: Formulation, y: Tensor) -> Tensor:
+    """(B,) lower bounds for the positive eigenvalues of DᵀC_yD."""
+    from fem_frames.solvers.spectra import frame_bounds, nominal_bound  # spectra imports this module
+
+    y0 = torch.as_tensor(formulation.problem.parameters.nominal).to(y)
+    least = formulation.relative_coercivity(y, y0)  # (B,)
+    if least is not None:
+        if formulation not in _NOMINAL_BOUNDS:
+            _NOMINAL_BOUNDS[formulation] = (1 - _TOLERANCE) * nominal_bound(formulation, y0, _TOLERANCE)
+        return _NOMINAL_BOUNDS[formulation] * least
     arrays = formulation.frame.arrays
     if arrays not in _LOWER_FRAME_BOUNDS:
-        from fem_frames.solvers.spectra import frame_bounds  # spectra imports this module
-
         exact = formulation if formulation.frame.dtype == torch.float64 else formulation.to(torch.float64, "cpu")
         _LOWER_FRAME_BOUNDS[arrays] = (1 - _TOLERANCE) * frame_bounds(exact, _TOLERANCE)[0]
-    least = formulation.coercivity(y)  # (B,)
-    residual = formulation.residual(w, y)
-    return dot(residual, residual).sqrt() / (_LOWER_FRAME_BOUNDS[arrays] * least).sqrt()
+    return _LOWER_FRAME_BOUNDS[arrays] * formulation.coercivity(y)
 
 
 def _from_loss(formulation: Formulation, w: Tensor, y: Tensor) -> Tensor:

@@ -155,6 +155,13 @@ def frame_bounds(formulation: Formulation, tol: float = 1e-3) -> tuple[float, fl
     return lower, upper
 
 
+def nominal_bound(formulation: Formulation, y: Tensor, tol: float = 1e-3) -> float:
+    """The least positive eigenvalue of DᵀC_yD for one y (1, p), with the relative accuracy tol."""
+    _check_precision(formulation)
+    N, device = formulation.frame.arrays.nodal_size, formulation.frame.device
+    return extreme_eigenvalues(_preconditioner(formulation), formulation.A(y), N, device, ends=(0,), tol=tol)[0]
+
+
 def _check_precision(formulation: Formulation) -> None:
     if formulation.frame.dtype != torch.float64:
         raise ValueError(

@@ -33,7 +33,8 @@ class ExtendedForm:
     def __call__(self, w: torch.Tensor, y: torch.Tensor) -> tuple[Extended, np.longdouble]:
         """(Nhat,) residual and the loss, for w (Nhat,) and y (p,) in float64."""
         long_w = w.numpy().astype(np.longdouble)
-        states = self._differential(long_w) + self._lift
+        lift = _long(self._formulation.lift(y)[0]) if self._formulation.lift_needs_y else self._lift
+        states = self._differential(long_w) + lift
         squares = self._formulation.squares(y)
         if squares is not None:
             return self._sum_of_squares(*squares, states, y)

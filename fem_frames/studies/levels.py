@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,17 +14,14 @@ from fem_frames.formulations.registry import make_formulation
 from fem_frames.frame.arrays import FrameArrays
 from fem_frames.mesh.geometry import Floats
 from fem_frames.operators.frame import Frame
-from fem_frames.problem.definition import Problem, Uniform
+from fem_frames.problem.definition import Problem
 
 Row = dict[str, Any]
 
 
 def nominal_parameters(problem: Problem) -> Floats:
     """(1, p) the middle of the parameter domain: the centre of the box, or zero."""
-    parameters = problem.parameters
-    if isinstance(parameters, Uniform):
-        return np.mean([parameters.lower, parameters.upper], axis=0)[None]
-    return np.zeros((1, parameters.dimension))
+    return problem.parameters.nominal
 
 
 def formulations(

@@ -324,7 +324,7 @@ class RivalAnswers:
         self.formulation, self.rival = formulation, rival
 
     def __call__(self, y: npt.ArrayLike) -> dict[str, Tensor]:
-        return self.formulation.nodal_fields(self.rival(y))
+        return self.formulation.nodal_fields(self.rival(y), torch.as_tensor(np.asarray(y, np.float64)))
 
     def coefficients(self, y: Tensor) -> Tensor:
         return self.formulation.coordinates.coefficients(self.rival(y.numpy()))
@@ -333,14 +333,16 @@ class RivalAnswers:
 def gradient_errors(exact: Formulation, w: Tensor, reference: ReferenceSolutions) -> Tensor:
     """(B,) ‖∇(u - u_ref)‖ / ‖∇u_ref‖ of u = lift + F w."""
     arrays = exact.frame.arrays
-    free = exact.coordinates.free(reference.fields, exact.frame.device)
-    target = exact.states(exact.coordinates.coefficients(free))
-    part = level_matrices.state_slices(arrays)[arrays.fields[0].name]
+    y = torch.as_tensor(reference.y, device=exact.frame.device)
+    free = exact.coordinates.free(reference.fields, exact.frame.device, reference.y)
+    target = exact.states(exact.coordinates.coefficients(free), y)
+    stop = level_matrices.state_slices(arrays)[arrays.fields[0].name].stop
+    part = slice(stop - arrays.dimension, stop)  # the gradient ends the state of u
 
     def size(states: Tensor) -> Tensor:
         return states.unflatten(-1, (len(arrays.volumes), -1))[..., part].square().sum((1, 2)).sqrt()
 
-    return size(exact.states(w) - target) / size(target)
+    return size(exact.states(w, y) - target) / size(target)
 
 
 def chunks(y: Floats) -> Iterator[Floats]:
