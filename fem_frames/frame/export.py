@@ -78,8 +78,8 @@ def export_frame(
             "options": dict(problem.options),
             "refinement": problem.refinement,
             "quadrature_degree": problem.quadrature_degree,
-            **({"region_names": dict(hierarchy.region_names)} if hierarchy.region_names else {}),
             **({"normalisation": problem.normalisation} if problem.normalisation != "H1" else {}),
+            **({"region_names": dict(hierarchy.region_names)} if hierarchy.region_names else {}),
             **door.versions(),
         },
     )
