@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,15 @@ import numpy as np
 import numpy.typing as npt
 
 from fem_frames.files import load_arrays, one_line, save_arrays
+from fem_frames.frame.curvature import moved_points
 from fem_frames.frame.elements import Element, find_element, unrecorded_element
 from fem_frames.frame.families import FrameFamily
 from fem_frames.frame.frame_checks import check_frame, check_geometry, check_record
 from fem_frames.frame.sparse import SparseMatrix
 from fem_frames.mesh.coarse import Grid, MeshArrays
-from fem_frames.mesh.geometry import Floats, Ints
+from fem_frames.mesh.geometry import Floats, Ints, signed_volumes
 from fem_frames.mesh.simplices import simplices
+from fem_frames.problem.curved import lies_on
 from fem_frames.problem.definition import Problem
 
 KIND, VERSION = "frame arrays", 3  # 2: points numbered by the cells they lie in; 3: families
@@ -103,6 +106,11 @@ class FrameArrays:
         """N, number of free nodal values of all fields on the finest level."""
         return sum(len(f.free[-1]) for f in self.fields)
 
+    @cached_property
+    def curved(self) -> bool:
+        """Whether points were moved onto curved boundaries, so that cells do not contain their children exactly."""
+        return bool(moved_points(self).any())
+
     def simplices(self, index: int, k: int) -> tuple[Ints, Ints]:
         """(S, k+1) points of the k-simplices of levels[index], and (K_j, C) numbers of the k-simplices of each cell."""
         if (index, k) not in self._simplices:
@@ -125,6 +133,11 @@ class FrameArrays:
         """
         if not self.first_level <= level <= self.finest_level:
             raise ValueError(f"level is {level}; the frame has the levels {self.first_level} to {self.finest_level}")
+        if self.curved and level < self.finest_level and self.neumann_load[moved_points(self)].any():
+            raise ValueError(
+                "the frame has Neumann data on a curved boundary, which differ from level to level: export the frame "
+                f"again with levels={level}"
+            )
         count = level - self.first_level + 1
         levels, d = self.levels[:count], self.dimension
         points = self.points[: self.point_count(count - 1)].copy()
@@ -135,6 +148,9 @@ class FrameArrays:
             load = load[:size].copy()
         K = len(levels[-1].cells)
         centres = points[levels[-1].cells].mean(axis=1)
+        volumes = self.volumes.reshape(K, -1).sum(axis=1)
+        if self.curved:
+            volumes = np.abs(signed_volumes(points, levels[-1].cells))
         tags = self.regions[:: len(self.regions) // K].copy() if regions is None else np.asarray(regions(centres))
         return replace(
             self,
@@ -142,7 +158,7 @@ class FrameArrays:
             levels=levels,
             fields=tuple(replace(f, free=f.free[:count], lift=f.lift[:count]) for f in self.fields),
             families=tuple(replace(f, free=f.free[:count], functions=f.functions[:count]) for f in self.families),
-            volumes=self.volumes.reshape(K, -1).sum(axis=1),
+            volumes=volumes,
             centres=centres.reshape(K, d),
             regions=tags.astype(np.int64),
             neumann_load=load,
@@ -161,7 +177,10 @@ class FrameArrays:
         """Raises a ValueError if points, regions or data show that the frame belongs to another problem."""
         made, name = self.record.get("problem"), problem.name
         wrong = ""
-        mesh, box = problem.mesh, np.array([self.points.min(axis=0), self.points.max(axis=0)])
+        mesh, points, curved = problem.mesh, self.points, self.record.get("curved", [])
+        if curved and isinstance(mesh, MeshArrays):
+            points = points[: len(mesh.points)]  # others may have left the box
+        box = np.array([points.min(axis=0), points.max(axis=0)])
         if isinstance(mesh, Grid | MeshArrays) and mesh.box.shape != box.shape:
             wrong = f"the frame is {self.dimension}-dimensional, the problem {mesh.box.shape[1]}-dimensional"
         elif isinstance(mesh, Grid | MeshArrays) and not np.allclose(mesh.box, box):
@@ -170,6 +189,10 @@ class FrameArrays:
             wrong = f"its options are {dict(problem.options)}, but the frame has {self.record.get('options')}"
         elif self.record.get("quadrature_degree", problem.quadrature_degree) != problem.quadrature_degree:
             wrong = f"its quadrature_degree is {problem.quadrature_degree}, not {self.record['quadrature_degree']}"
+        elif mesh is not None and curved != sorted(map(str, problem.curved)):
+            wrong = f"its boundary is curved on {sorted(map(str, problem.curved))}, that of the frame on {curved}"
+        elif curved and problem.curved and lies_on(problem.curved, self.points[moved_points(self)]) is False:
+            wrong = "boundary points of the frame do not lie on its curves"
         elif problem.regions is not None and not np.array_equal(problem.regions(self.centres), self.regions):
             wrong = "its regions differ"
         if wrong:

@@ -11,6 +11,7 @@ import numpy as np
 
 from fem_frames.fenicsx import door
 from fem_frames.frame.arrays import FrameArrays, FrameField, FrameLevel
+from fem_frames.frame.curvature import check_elements
 from fem_frames.frame.discretisation import Discretisation
 from fem_frames.frame.families import FieldLevel, FrameFamily
 from fem_frames.mesh.hierarchy import MeshHierarchy
@@ -32,6 +33,8 @@ def export_frame(
     """
     hierarchy.check_problem(problem)
     data = Discretisation.from_hierarchy(hierarchy, problem, formulation)
+    if problem.curved:
+        check_elements([f.element for f in data.fields])
     first = _first_level(data, problem.first_level if first_level is None else first_level)
     rule_points, rule_weights = door.barycentric_quadrature(hierarchy.dimension, problem.quadrature_degree)
     levels, meshes = [], hierarchy.meshes[first:]
@@ -66,6 +69,7 @@ def export_frame(
             "options": dict(problem.options),
             "refinement": problem.refinement,
             "quadrature_degree": problem.quadrature_degree,
+            **({"curved": sorted(map(str, problem.curved))} if problem.curved else {}),
             **door.versions(),
         },
     )

@@ -51,9 +51,9 @@ class Sphere:
 
 @dataclass(frozen=True)
 class Cylinder:
-    """x to the nearest point of an infinite cylinder around an axis: `curved={"pipe": Cylinder((0, 0, 0), (0, 0, 1), 2.0)}`.
+    """x to the nearest point of an infinite cylinder: `curved={"pipe": Cylinder((0, 0, 0), (0, 0, 1), 2.0)}`.
 
-    `point` is any point of the axis, `axis` its direction, of any length. See docs/curved.md.
+    `point` is any point of its axis, `axis` the direction, of any length. See docs/curved.md.
     """
 
     point: tuple[float, float, float]

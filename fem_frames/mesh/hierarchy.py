@@ -115,7 +115,9 @@ class MeshHierarchy:
     def check_problem(self, problem: Problem) -> None:
         """Raises a ValueError if this hierarchy belongs to the mesh of another problem."""
         if dict(self.curved) != dict(problem.curved):
-            raise ValueError(f"the hierarchy does not follow the curves of {problem.name}; use MeshHierarchy.from_problem")
+            raise ValueError(
+                f"the hierarchy does not follow the curves of {problem.name}; use MeshHierarchy.from_problem"
+            )
         mine, other = self.source, problem.mesh
         if mine is None:
             return

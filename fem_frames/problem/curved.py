@@ -46,14 +46,14 @@ def check_curved(curved: Any) -> None:
             )
 
 
-def lies_on(curved: Mapping[Any, Any], x: Floats) -> npt.NDArray[np.bool_] | None:
-    """(n,) whether points lie on some curve; None if there is a function, which serves its own group only."""
+def lies_on(curved: Mapping[Any, Any], x: Floats) -> bool | None:
+    """Whether all points x (n, d) lie on some curve; None if there is a function, which serves its own group only."""
     curves = [c for given in curved.values() for c in (given if isinstance(given, list | tuple) else [given])]
     if not all(isinstance(curve, READY) for curve in curves):
         return None
-    size = float(np.ptp(x, axis=0).max(initial=0.0))
-    away = [np.linalg.norm(curve(x) - x, axis=1) for curve in curves]
-    return np.asarray(np.min(away, axis=0) <= IN_PLACE * size) if away else np.zeros(len(x), bool)
+    size = float(np.ptp(x, axis=0).max()) if len(x) else 0.0
+    away = np.fmin.reduce([np.linalg.norm(curve(x) - x, axis=1) for curve in curves])  # NaN at a centre
+    return bool((away <= IN_PLACE * size).all())
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,7 +172,7 @@ def _check_coarse(group: _Group, points: Floats, facets: Ints) -> None:
         farthest = int((away / size[on_group]).argmax())
         raise ValueError(
             f"the mesh's points of {group.name!r} are up to {away.max():.2g} away from {group.text}, as at "
-            f"x = {x[farthest].tolist()}: give the curve in the mesh's coordinates and units, or move the points onto it"
+            f"x = {x[farthest].tolist()}: give the curve in the coordinates and units of the mesh, or fix the mesh"
         )
 
 
