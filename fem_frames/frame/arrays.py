@@ -129,15 +129,11 @@ class FrameArrays:
         """The frame that ends at a coarser level, on the same problem.
 
         `regions` maps the midpoints (K, d) of cells to tags, as `Problem.regions` does. By default a cell takes the tag
-        of its first child, which is correct if children inherit tags.
+        of its first child, which is correct if children inherit tags. On curved boundaries the load of Neumann data
+        remains that of the finest facets.
         """
         if not self.first_level <= level <= self.finest_level:
             raise ValueError(f"level is {level}; the frame has the levels {self.first_level} to {self.finest_level}")
-        if self.curved and level < self.finest_level and self.neumann_load[moved_points(self)].any():
-            raise ValueError(
-                "the frame has Neumann data on a curved boundary, which differ from level to level: export the frame "
-                f"again with levels={level}"
-            )
         count = level - self.first_level + 1
         levels, d = self.levels[:count], self.dimension
         points = self.points[: self.point_count(count - 1)].copy()
@@ -178,8 +174,8 @@ class FrameArrays:
         made, name = self.record.get("problem"), problem.name
         wrong = ""
         mesh, points, curved = problem.mesh, self.points, self.record.get("curved", [])
-        if curved and isinstance(mesh, MeshArrays):
-            points = points[: len(mesh.points)]  # others may have left the box
+        if curved and isinstance(mesh, Grid | MeshArrays):  # points of finer levels may have left the box
+            points = points[: mesh.point_count]
         box = np.array([points.min(axis=0), points.max(axis=0)])
         if isinstance(mesh, Grid | MeshArrays) and mesh.box.shape != box.shape:
             wrong = f"the frame is {self.dimension}-dimensional, the problem {mesh.box.shape[1]}-dimensional"

@@ -123,7 +123,7 @@ def distortion(arrays: FrameArrays, index: int) -> float:
     The map is affine on every descendant. Friedrichs' constant of the finest mesh is at most that of the mesh of
     levels[index] times this factor: transform ∫ v² and ∫ |∇v|². It is 1 if no point is moved.
     """
-    if not arrays.curved:
+    if not arrays.curved or index == len(arrays.levels) - 1:
         return 1.0
     plain = arrays.points[arrays.levels[index].cells[arrays.ancestors(index)]]
     jacobians = _jacobians(plain, extended_corners(arrays, index))
