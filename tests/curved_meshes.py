@@ -40,7 +40,7 @@ def plate(unit=1.0, count=8):
     cells = Delaunay(points).simplices.astype(np.int64)
     centre = points[cells].mean(axis=1)
     for c in HOLES.values():
-        cells = cells[np.linalg.norm(centre - np.array(c.centre), axis=1) > 0.9 * c.radius * np.cos(np.pi / count)]
+        cells = cells[np.linalg.norm(centre - np.array(c.centre), axis=1) > 0.95 * c.radius]
         centre = points[cells].mean(axis=1)
 
     def tag(corners):
