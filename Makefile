@@ -30,6 +30,7 @@ demo: $(ready)
 	$(bin)/python demos/demo_training.py
 	$(bin)/python demos/demo_hdiv_frame.py
 	$(bin)/python demos/demo_least_squares_2d.py
+	$(bin)/python demos/demo_curved.py
 	$(bin)/python demos/demo_own_net.py
 	$(bin)/python demos/demo_own_equation.py
 

@@ -34,6 +34,9 @@ _HOMES = {
     "MeshHierarchy": "mesh.hierarchy",
     "LeastSquares": "formulations.least_squares",
     "WeightedLeastSquares": "formulations.least_squares",
+    "Circle": "mesh.curves",
+    "Cylinder": "mesh.curves",
+    "Sphere": "mesh.curves",
     "Grid": "mesh.coarse",
     "MeshArrays": "mesh.coarse",
     "read_gmsh": "mesh.gmsh",
@@ -85,6 +88,7 @@ if TYPE_CHECKING:
     from fem_frames.frame.level_matrices import flux_at_centres
     from fem_frames.frame.solutions import ReferenceSolutions
     from fem_frames.mesh.coarse import Grid, MeshArrays
+    from fem_frames.mesh.curves import Circle, Cylinder, Sphere
     from fem_frames.mesh.gmsh import read_gmsh
     from fem_frames.mesh.hierarchy import MeshHierarchy
     from fem_frames.operators.cells import Congruent
@@ -106,7 +110,9 @@ if TYPE_CHECKING:
         "RT0",
         "Affine",
         "ByRegion",
+        "Circle",
         "Congruent",
+        "Cylinder",
         "Element",
         "Energy",
         "ErrorBound",
@@ -130,6 +136,7 @@ if TYPE_CHECKING:
         "QuadraticFormulation",
         "ReferenceSolutions",
         "ReferenceSolver",
+        "Sphere",
         "Sweep",
         "Uniform",
         "WeightedLeastSquares",

@@ -75,6 +75,7 @@ def test_demo_training(tmp_path):
     ("name", "arguments", "told"),
     [
         ("hdiv_frame", ["--levels", 4], "with curls:   times 1.96, 1.56, 1.21"),
+        ("curved", ["--levels", 3], "fitted rates with the curve: 1.99 and 1.96"),
         ("least_squares_2d", ["--levels", 3, "--epochs", 400], "in float16 1."),
         (
             "separate_frame",

@@ -49,7 +49,7 @@ def summary(surrogate: Surrogate, problem: Problem | None) -> str:
 
 def values_at(arrays: FrameArrays, fields: Mapping[str, Tensor], points: npt.ArrayLike) -> dict[str, Tensor]:
     """Values of each field at points (n, d) from nodal values: (B, n) for P1, (B, n, d) for RT0."""
-    cell, hats = locate(points, arrays.points, arrays.levels)
+    cell, hats = locate(points, arrays.points, arrays.levels, nested=not arrays.curved)
     x = np.einsum("nl,nld->nd", hats, arrays.points[arrays.levels[-1].cells[cell]])
     found = {}
     for f in arrays.fields:

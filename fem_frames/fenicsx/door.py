@@ -229,6 +229,11 @@ def coordinates(mesh: dmesh.Mesh) -> Floats:
     return np.asarray(mesh.geometry.x[:, : mesh.geometry.dim], np.float64)
 
 
+def move(mesh: dmesh.Mesh, to: Floats) -> None:
+    """Moves the nodes of a mesh to (nodes, d), ghosts included."""
+    mesh.geometry.x[:, : mesh.geometry.dim] = to
+
+
 def input_cells(mesh: dmesh.Mesh) -> Ints:
     """(cells,) input number of each cell."""
     return _table(mesh.topology.original_cell_index, 1, mesh)[:, 0].astype(np.int64)

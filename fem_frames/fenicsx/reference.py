@@ -87,7 +87,8 @@ class ReferenceSolver:
         def discretise() -> Discretisation | None:
             if comm.rank:
                 return None
-            return Discretisation.from_hierarchy(refine(coarse, levels, problem.refinement), problem, formulation)
+            hierarchy = refine(coarse, levels, problem.refinement, problem.curved)
+            return Discretisation.from_hierarchy(hierarchy, problem, formulation)
 
         self._set_up(problem, formulation, together(comm, discretise), solver, petsc_options or {}, comm)
 

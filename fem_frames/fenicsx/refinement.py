@@ -18,13 +18,16 @@ from fem_frames.mesh.coarse import Grid, MeshArrays
 from fem_frames.mesh.geometry import Floats, Ints, boundary_facets, facets_of, row_keys
 from fem_frames.mesh.gmsh import read_gmsh
 from fem_frames.mesh.hierarchy import Level, MeshHierarchy
+from fem_frames.problem.curved import CurvedBoundary
 from fem_frames.problem.definition import REFINEMENTS, whole_number
 
 CELL_LIMIT = 2**28  # of the finest mesh, which has to fit into memory
 
 
-def refine(coarse: MeshArrays, levels: int, refinement: str = "red") -> MeshHierarchy:
-    """Refines a coarse mesh `levels` times uniformly, on this rank alone."""
+def refine(
+    coarse: MeshArrays, levels: int, refinement: str = "red", curved: Mapping[Any, Any] | None = None
+) -> MeshHierarchy:
+    """Refines a coarse mesh `levels` times uniformly, on this rank alone; new points of curved groups are moved."""
     levels = whole_number(levels, "levels", least=0)
     if refinement not in REFINEMENTS:
         raise ValueError(f"refinement is {refinement!r}; choose from {', '.join(REFINEMENTS)}")
@@ -38,14 +41,26 @@ def refine(coarse: MeshArrays, levels: int, refinement: str = "red") -> MeshHier
     facets = boundary_facets(coarse.cells)
     meshes = [Level(np.sort(coarse.cells, axis=1), np.zeros((0, 2), np.int64), facets, np.arange(len(facets)))]
     points = np.array(coarse.points)
+    tags, names = _facet_tags(coarse, facets), (coarse.facet_names, coarse.region_names)
+    curves, shapes = CurvedBoundary.of(coarse, facets, tags, curved or {}), np.ones(len(coarse.cells))
     for _ in range(levels):
         fine, parent = halve(mesh)
-        level, points, cell_number = _renumber(meshes[-1], points, fine, cell_number[parent])
+        level, points, cell_number, node_number = _renumber(meshes[-1], points, fine, cell_number[parent])
+        if curves.groups:
+            points, shapes = curves.moved(points, level, shapes)
+            door.move(fine, points[node_number])
         meshes.append(level)
         mesh = fine
-    tags, names = _facet_tags(coarse, facets), (coarse.facet_names, coarse.region_names)
-    inner = _inner_facet_tags(coarse, facets)
-    return MeshHierarchy(points, tuple(meshes), coarse.regions, tags, refinement, *names, inner_facet_tags=inner)
+    return MeshHierarchy(
+        points,
+        tuple(meshes),
+        coarse.regions,
+        tags,
+        refinement,
+        *names,
+        inner_facet_tags=_inner_facet_tags(coarse, facets),
+        curved=dict(curved or {}),
+    )
 
 
 # Edges by their ends; the 2^d children by corners 0, …, d of the cell and then the midpoints of its edges, in order.
@@ -132,8 +147,8 @@ def _named(arrays: MeshArrays, groups: Any) -> MeshArrays:
     return replace(arrays, region_names=names[d], facet_names=names[d - 1])
 
 
-def _renumber(coarse: Level, points: Floats, fine: Any, parent: Ints) -> tuple[Level, Floats, Ints]:
-    """DOLFINx's fine mesh as a Level in our numbering, all points, and our numbers of its cells.
+def _renumber(coarse: Level, points: Floats, fine: Any, parent: Ints) -> tuple[Level, Floats, Ints, Ints]:
+    """DOLFINx's fine mesh as a Level in our numbering, all points, and our numbers of its cells and nodes.
 
     `parent` (K,) is our number of the coarse cell that contains each fine cell.
     """
@@ -169,7 +184,7 @@ def _renumber(coarse: Level, points: Floats, fine: Any, parent: Ints) -> tuple[L
     cells = cells[position]
     facets = boundary_facets(cells)
     level = Level(cells, ends, facets, _facet_origin(coarse, facets, ends, count))
-    return level, all_points, cell_number
+    return level, all_points, cell_number, number
 
 
 def _facet_origin(coarse: Level, facets: Ints, ends: Ints, count: int) -> Ints:

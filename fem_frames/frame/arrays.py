@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,15 @@ import numpy.typing as npt
 
 from fem_frames.files import load_arrays, one_line, save_arrays
 from fem_frames.frame.boundary import BoundaryFacets, LiftShape, shapes_from_flat
+from fem_frames.frame.curvature import moved_points
 from fem_frames.frame.elements import Element, find_element, unrecorded_element
 from fem_frames.frame.families import FrameFamily
 from fem_frames.frame.frame_checks import check_frame, check_geometry, check_record
 from fem_frames.frame.sparse import SparseMatrix
 from fem_frames.mesh.coarse import Grid, MeshArrays
-from fem_frames.mesh.geometry import Floats, Ints
+from fem_frames.mesh.geometry import Floats, Ints, signed_volumes
 from fem_frames.mesh.simplices import simplices
+from fem_frames.problem.curved import lies_on
 from fem_frames.problem.definition import Problem
 
 # 2: points numbered by the cells they lie in; 3: families; 4: coarse levels and lengths
@@ -141,6 +144,11 @@ class FrameArrays:
         """N, number of free nodal values of all fields on the finest level."""
         return sum(len(f.free[-1]) for f in self.fields)
 
+    @cached_property
+    def curved(self) -> bool:
+        """Whether points were moved onto curved boundaries, so that cells do not contain their children exactly."""
+        return bool(moved_points(self).any())
+
     def simplices(self, index: int, k: int) -> tuple[Ints, Ints]:
         """(S, k+1) points of the k-simplices of levels[index], and (K_j, C) numbers of the k-simplices of each cell."""
         if (index, k) not in self._simplices:
@@ -159,7 +167,8 @@ class FrameArrays:
         """The frame that ends at a coarser level, on the same problem.
 
         `regions` maps the midpoints (K, d) of cells to tags, as `Problem.regions` does. By default a cell takes the tag
-        of its first child, which is correct if children inherit tags.
+        of its first child, which is correct if children inherit tags. On curved boundaries the load of Neumann data
+        remains that of the finest facets.
         """
         if not self.first_level <= level <= self.finest_level:
             raise ValueError(f"level is {level}; the frame has the levels {self.first_level} to {self.finest_level}")
@@ -173,6 +182,9 @@ class FrameArrays:
             load = load[:size].copy()
         K = len(levels[-1].cells)
         centres = points[levels[-1].cells].mean(axis=1)
+        volumes = self.volumes.reshape(K, -1).sum(axis=1)
+        if self.curved:
+            volumes = np.abs(signed_volumes(points, levels[-1].cells))
         tags = self.regions[:: len(self.regions) // K].copy() if regions is None else np.asarray(regions(centres))
         return replace(
             self,
@@ -180,7 +192,7 @@ class FrameArrays:
             levels=levels,
             fields=tuple(f.coarsened(count) for f in self.fields),
             families=tuple(replace(f, free=f.free[:count], functions=f.functions[:count]) for f in self.families),
-            volumes=self.volumes.reshape(K, -1).sum(axis=1),
+            volumes=volumes,
             centres=centres.reshape(K, d),
             regions=tags.astype(np.int64),
             neumann_load=load,
@@ -200,7 +212,10 @@ class FrameArrays:
         """Raises a ValueError if points, regions or data show that the frame belongs to another problem."""
         made, name = self.record.get("problem"), problem.name
         wrong = ""
-        mesh, box = problem.mesh, np.array([self.points.min(axis=0), self.points.max(axis=0)])
+        mesh, points, curved = problem.mesh, self.points, self.record.get("curved", [])
+        if curved and isinstance(mesh, Grid | MeshArrays):  # points of finer levels may have left the box
+            points = points[: mesh.point_count]
+        box = np.array([points.min(axis=0), points.max(axis=0)])
         if isinstance(mesh, Grid | MeshArrays) and mesh.box.shape != box.shape:
             wrong = f"the frame is {self.dimension}-dimensional, the problem {mesh.box.shape[1]}-dimensional"
         elif isinstance(mesh, Grid | MeshArrays) and not np.allclose(mesh.box, box):
@@ -209,6 +224,10 @@ class FrameArrays:
             wrong = f"its options are {dict(problem.options)}, but the frame has {self.record.get('options')}"
         elif self.record.get("quadrature_degree", problem.quadrature_degree) != problem.quadrature_degree:
             wrong = f"its quadrature_degree is {problem.quadrature_degree}, not {self.record['quadrature_degree']}"
+        elif mesh is not None and curved != sorted(map(str, problem.curved)):
+            wrong = f"its boundary is curved on {sorted(map(str, problem.curved))}, that of the frame on {curved}"
+        elif curved and problem.curved and lies_on(problem.curved, self.points[moved_points(self)]) is False:
+            wrong = "boundary points of the frame do not lie on its curves"
         elif problem.regions is not None and not np.array_equal(problem.regions(self.centres), self.regions):
             wrong = "its regions differ"
         if wrong:

@@ -68,6 +68,13 @@ class Element(ABC):
     def shift(self, states: Floats, offset: Floats) -> Floats:
         """(…, c) states about a centre that lies at `offset` (…, d) from the old one."""
 
+    def transport(self, states: Floats, jacobian: Floats) -> Floats:
+        """(…, c) states on the image of a cell under an affine map with `jacobian` (…, d, d), det > 0, at its centre.
+
+        Nodal values stay the same. Frames on curved boundaries need it; see docs/curved.md.
+        """
+        raise ValueError(f"the element {self.name!r} has no transport, which frames on curved boundaries need")
+
     @abstractmethod
     def families(self, field: str, levels: Sequence[FieldLevel]) -> list[FrameFamily]:
         """The frame functions of a field; the first family is nodal and named like the field."""
@@ -119,6 +126,9 @@ class P1(Element):
     def shift(self, states: Floats, offset: Floats) -> Floats:
         return states
 
+    def transport(self, states: Floats, jacobian: Floats) -> Floats:
+        return _pulled_back(states, jacobian)
+
     def families(self, field: str, levels: Sequence[FieldLevel]) -> list[FrameFamily]:
         return hat_families(field, levels)
 
@@ -159,6 +169,9 @@ class P1Values(P1):
         value = states[..., :1] + (states[..., 1:] * offset).sum(axis=-1, keepdims=True)
         return np.concatenate([value, states[..., 1:]], axis=-1)
 
+    def transport(self, states: Floats, jacobian: Floats) -> Floats:
+        return np.concatenate([states[..., :1], _pulled_back(states[..., 1:], jacobian)], axis=-1)
+
     def tabulate(self, reference: Floats, jacobian: Floats) -> Floats:
         values, gradients = _tabulated_hats(reference, jacobian)
         return np.concatenate([values[..., None], gradients], axis=3)
@@ -191,6 +204,11 @@ class RT0(Element):
         d = self.dimension
         centre, divergence = states[..., :d], states[..., d:]
         return np.concatenate([centre + divergence * offset / d, divergence], axis=-1)
+
+    def transport(self, states: Floats, jacobian: Floats) -> Floats:
+        d, determinant = self.dimension, np.linalg.det(jacobian)[..., None]
+        centre = np.einsum("...ij,...j->...i", jacobian, states[..., :d])  # Piola: fluxes stay the same
+        return np.concatenate([centre, states[..., d:]], axis=-1) / determinant
 
     def families(self, field: str, levels: Sequence[FieldLevel]) -> list[FrameFamily]:
         from fem_frames.frame.raviart_thomas import flux_families
@@ -226,6 +244,11 @@ class RT0(Element):
 
     def cell_values(self, states: Floats) -> Floats | None:
         return None if self.dimension == 1 else states[..., : self.dimension]
+
+
+def _pulled_back(gradients: Floats, jacobian: Floats) -> Floats:
+    """(…, d) gradients g J⁻¹ on the image of a cell."""
+    return np.einsum("...i,...ij->...j", gradients, np.linalg.inv(jacobian))
 
 
 def _tabulated_hats(reference: Floats, jacobian: Floats) -> tuple[Floats, Floats]:

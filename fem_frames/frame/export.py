@@ -13,6 +13,7 @@ from fem_frames.fenicsx import door
 from fem_frames.frame.arrays import FrameArrays, FrameField, FrameLevel
 from fem_frames.frame.boundary import LiftShape
 from fem_frames.frame.coarse_space import size_limit
+from fem_frames.frame.curvature import check_elements
 from fem_frames.frame.discretisation import Discretisation
 from fem_frames.frame.elements import Element
 from fem_frames.frame.families import FieldLevel, FrameFamily
@@ -38,6 +39,8 @@ def export_frame(
     """
     hierarchy.check_problem(problem)
     data = Discretisation.from_hierarchy(hierarchy, problem, formulation)
+    if problem.curved:
+        check_elements([f.element for f in data.fields])
     first = _first_level(data, problem.first_level if first_level is None else first_level)
     rule_points, rule_weights = door.barycentric_quadrature(hierarchy.dimension, problem.quadrature_degree)
     choice, length = check_coarse(problem.coarse if coarse is None else coarse), hierarchy.length(problem)
@@ -80,6 +83,7 @@ def export_frame(
             "quadrature_degree": problem.quadrature_degree,
             **({"normalisation": problem.normalisation} if problem.normalisation != "H1" else {}),
             **({"region_names": dict(hierarchy.region_names)} if hierarchy.region_names else {}),
+            **({"curved": sorted(map(str, problem.curved))} if problem.curved else {}),
             **door.versions(),
         },
     )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fem_frames.frame.curvature import check_children
 from fem_frames.mesh.geometry import Ints, signed_volumes
 from fem_frames.mesh.simplices import p1_gradients
 
@@ -103,6 +104,7 @@ def check_geometry(frame: FrameArrays) -> None:
     for name, (found, right) in expected.items():
         if not np.allclose(found, right, rtol=1e-6, atol=1e-6 * float(np.abs(right).max())):
             raise ValueError(f"{name} does not follow from the points and cells: the file is damaged")
+    check_children(frame)
 
 
 def _check_functions(frame: FrameArrays) -> None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fem_frames.frame.arrays import FrameArrays, FrameField
+from fem_frames.frame.curvature import child_offsets, transported
 from fem_frames.frame.elements import RT0
 from fem_frames.frame.families import FrameFamily
 from fem_frames.frame.sparse import SparseMatrix
@@ -49,7 +50,7 @@ def state_size(arrays: FrameArrays) -> int:
 
 
 def level_volumes(arrays: FrameArrays, index: int) -> Floats:
-    """(K_j,) volumes of the cells of levels[index]."""
+    """(K_j,) volumes of all finest cells in each cell of levels[index]; on curved boundaries not of the cell itself."""
     return np.asarray(arrays.volumes.reshape(len(arrays.levels[index].cells), -1).sum(axis=1))
 
 
@@ -276,7 +277,10 @@ def _numbers(free: Ints, count: int) -> Ints:
 
 
 def _injection_entries(arrays: FrameArrays, index: int) -> tuple[Ints, Ints, Floats]:
-    """The step from parents to children: the state of a child is the Taylor shift of its parent's state."""
+    """The step from parents to children: the state of a child is the Taylor shift of its parent's state.
+
+    Moved children also transport it from the place where they would be otherwise.
+    """
     d, m, slices = arrays.dimension, state_size(arrays), state_slices(arrays)
     K, finest = len(arrays.levels[index].cells), len(arrays.levels) - 1
     child = np.arange(K)
@@ -284,12 +288,13 @@ def _injection_entries(arrays: FrameArrays, index: int) -> tuple[Ints, Ints, Flo
     # The ratio is 1 for children of equal volume, as after uniform refinement.
     ratio = np.sqrt(level_volumes(arrays, index) / level_volumes(arrays, index - 1)[parent] * 2.0**d)
     factor = ratio * 2.0 ** (_exponent(d, finest - index) - _exponent(d, finest - index + 1))
-    offset = level_centres(arrays, index) - level_centres(arrays, index - 1)[parent]  # (K, d)
+    offset = child_offsets(arrays, index)  # (K, d)
     entries: list[Entries] = []
     for f in arrays.fields:
         size, start = f.element.state_size, slices[f.name].start
         unit = factor[:, None, None] * np.eye(size)  # (K, c, c): the unit states of the parent
         shifted = f.element.shift(unit, offset[:, None])  # (K, c of the parent, c of the child)
+        shifted = transported(arrays, f.element, index, shifted)
         used, component = (shifted != 0).any(axis=0), start + np.arange(size)
         source, target = (np.broadcast_to(a, used.shape)[used] for a in (component[:, None], component))
         rows, columns = m * child[:, None] + target, m * parent[:, None] + source

@@ -17,9 +17,10 @@ import numpy as np
 from scipy import sparse
 
 from fem_frames.frame.arrays import FrameArrays, FrameField
+from fem_frames.frame.curvature import extended_corners, unmoved_points
 from fem_frames.frame.level_matrices import level_centres, nodal_places, nodal_states, prolongation_matrix
 from fem_frames.mesh.geometry import Floats, Ints
-from fem_frames.mesh.simplices import facet_vectors
+from fem_frames.mesh.simplices import facet_vectors, p1_gradients
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,12 +73,21 @@ def cell_differential(arrays: FrameArrays) -> sparse.csr_array:
     """D (K m, Nhat): frame coefficients to the state of every finest cell, not scaled by |T|^{1/2}."""
 
     def table(field: FrameField, index: int) -> Floats:
-        cell = arrays.ancestors(index)
-        offset = arrays.centres - level_centres(arrays, index)[cell]
-        states = field.element.shift(nodal_states(arrays, field, index)[cell], offset[:, None])  # (K, L, c)
-        return np.swapaxes(states, 1, 2)
+        return np.swapaxes(_states_on_finest(arrays, field, index), 1, 2)
 
     return _by_families(arrays, table, 1)
+
+
+def _states_on_finest(arrays: FrameArrays, field: FrameField, index: int) -> Floats:
+    """(K, L, c) states on the finest cells of the nodal basis of levels[index]."""
+    if not arrays.curved:
+        cell = arrays.ancestors(index)
+        offset = arrays.centres - level_centres(arrays, index)[cell]
+        return field.element.shift(nodal_states(arrays, field, index)[cell], offset[:, None])
+    corners = extended_corners(arrays, index)  # (K, d+1, d)
+    points, cells = corners.reshape(-1, arrays.dimension), np.arange(corners[..., 0].size).reshape(len(corners), -1)
+    states = field.element.states(points, cells, p1_gradients(points, cells)[0])
+    return field.element.shift(states, (arrays.centres - corners.mean(axis=1))[:, None])
 
 
 def quadrature_differential(arrays: FrameArrays, degree: int) -> sparse.csr_array:
@@ -89,7 +99,7 @@ def quadrature_differential(arrays: FrameArrays, degree: int) -> sparse.csr_arra
     positions = quadrature_data(arrays, degree).points  # (K, Q, d)
 
     def table(field: FrameField, index: int) -> Floats:
-        corners = arrays.points[arrays.levels[index].cells[arrays.ancestors(index)]]  # (K, d+1, d)
+        corners = extended_corners(arrays, index)  # (K, d+1, d)
         jacobian = np.swapaxes(corners[:, 1:] - corners[:, :1], 1, 2)
         reference = np.einsum("kij,kqj->kqi", np.linalg.inv(jacobian), positions - corners[:, :1])
         return np.swapaxes(field.element.tabulate(reference, jacobian), 2, 3)
@@ -141,8 +151,9 @@ def nodal_prolongation(arrays: FrameArrays, field: FrameField, index: int) -> sp
     parent, d = cell >> arrays.dimension, arrays.dimension
     states = nodal_states(arrays, field, index - 1)[parent]  # (F, L, d+1)
     centre = arrays.points[arrays.levels[index - 1].cells].mean(axis=1)[parent]
-    off = (arrays.points[fine].mean(axis=1) - centre)[:, None] / d
-    normal = facet_vectors(arrays.points, fine)[:, None]
+    points = unmoved_points(arrays, index)  # moving them does not change fluxes
+    off = (points[fine].mean(axis=1) - centre)[:, None] / d
+    normal = facet_vectors(points, fine)[:, None]
     weights = ((states[..., :d] + states[..., d:] * off) * normal).sum(axis=2)  # (F, L)
     columns = nodal_places(arrays, field, index - 1)[parent]
     rows = np.broadcast_to(np.arange(len(fine))[:, None], columns.shape)

@@ -46,6 +46,10 @@ class Grid:
         """(2, d) the smallest and largest coordinates."""
         return np.array([self.lower, self.upper])
 
+    @property
+    def point_count(self) -> int:
+        return int(np.prod([n + 1 for n in self.shape]))
+
 
 @dataclass(frozen=True, eq=False)
 class MeshArrays:
@@ -115,3 +119,7 @@ class MeshArrays:
     @property
     def dimension(self) -> int:
         return int(self.points.shape[1])
+
+    @property
+    def point_count(self) -> int:
+        return len(self.points)

@@ -4,6 +4,8 @@ The numbering depends neither on the DOLFINx release nor on MPI: a level keeps t
 new points follow in the order of the cells that contain them; the children of cell c are 2^d c, …, 2^d c + 2^d - 1;
 vertices ascend within a cell. So the ancestor of fine cell c, j levels up, is c >> (d j).
 
+New points are midpoints of edges, except on curved parts of the boundary, where they lie on the curve.
+
 N points, K cells, F boundary facets, d dimension, J the finest level.
 """
 
@@ -32,7 +34,7 @@ class Level:
     """One mesh of a hierarchy; its points are the first rows of the hierarchy's points."""
 
     cells: Ints  # (K, d+1) points of each cell, ascending
-    ends: Ints  # (N - N of the coarser level, 2) ends of the edge whose midpoint each new point is; (0, 2) on level 0
+    ends: Ints  # (N - N of the coarser level, 2) ends of the edge that each new point halves; (0, 2) on level 0
     facets: Ints  # (F, d) points of each boundary facet, ascending
     facet_origin: Ints  # (F,) boundary facet of level 0 that contains each facet
 
@@ -58,6 +60,8 @@ class MeshHierarchy:
     """Tags of the tagged facets that lie between two cells of the coarse mesh, one entry per facet."""
     source: Any = None
     """The `Problem.mesh` that was refined."""
+    curved: Mapping[Any, Any] = field(default_factory=dict)
+    """The `Problem.curved` that new boundary points were moved onto."""
 
     @classmethod
     def from_problem(cls, problem: Problem, levels: int) -> MeshHierarchy:
@@ -65,14 +69,17 @@ class MeshHierarchy:
         from fem_frames.fenicsx.refinement import coarse_mesh
 
         levels = problem.check_levels(levels)
-        return replace(cls.refine(coarse_mesh(problem.mesh), levels, problem.refinement), source=problem.mesh)
+        made = cls.refine(coarse_mesh(problem.mesh), levels, problem.refinement, problem.curved)
+        return replace(made, source=problem.mesh)
 
     @classmethod
-    def refine(cls, coarse: MeshArrays, levels: int, refinement: str = "red") -> MeshHierarchy:
-        """Refines a coarse mesh `levels` times, on this rank alone."""
+    def refine(
+        cls, coarse: MeshArrays, levels: int, refinement: str = "red", curved: Mapping[Any, Any] | None = None
+    ) -> MeshHierarchy:
+        """Refines a coarse mesh `levels` times, on this rank alone; `curved` is that of a `Problem`."""
         from fem_frames.fenicsx.refinement import refine
 
-        return refine(coarse, levels, refinement)
+        return refine(coarse, levels, refinement, curved)
 
     @property
     def dimension(self) -> int:
@@ -115,6 +122,10 @@ class MeshHierarchy:
 
     def check_problem(self, problem: Problem) -> None:
         """Raises a ValueError if this hierarchy belongs to the mesh of another problem."""
+        if dict(self.curved) != dict(problem.curved):
+            raise ValueError(
+                f"the hierarchy does not follow the curves of {problem.name}; use MeshHierarchy.from_problem"
+            )
         mine, other = self.source, problem.mesh
         if mine is None:
             return

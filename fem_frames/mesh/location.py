@@ -16,12 +16,14 @@ from fem_frames.mesh.geometry import Floats, Ints
 TOLERANCE = 1e-10  # relative to the size of the domain: points this close to the domain count as inside
 
 
-def locate(x: npt.ArrayLike, points: Floats, levels: Sequence[Any]) -> tuple[Ints, Floats]:
+def locate(x: npt.ArrayLike, points: Floats, levels: Sequence[Any], nested: bool = True) -> tuple[Ints, Floats]:
     """(n,) finest cells that contain the points x (n, d), and (n, d+1) barycentric coordinates in these cells.
 
     Every level has `cells` (K_j, d+1) and `gradients` (K_j, d+1, d) of their hats; cell c has the children
     2^d c, …, 2^d c + 2^d - 1. A point on an edge is assigned to one of its cells. The cost is O(levels) per point.
+    On curved boundaries cells are not `nested`: then only the finest level is searched, at a cost of O(K).
     """
+    levels = levels if nested else levels[-1:]
     x = _checked(x, points.shape[1])
     d, size = x.shape[1], float(np.ptp(points, axis=0).max())
     cell, gap = _coarse_cells(x, points, levels[0], TOLERANCE * size)

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from fem_frames.frame.arrays import FrameArrays
-from fem_frames.frame.level_matrices import field_of, level_centres, local_table, state_size, state_slices
+from fem_frames.frame.curvature import handed_down
+from fem_frames.frame.level_matrices import field_of, local_table, state_size, state_slices
 from fem_frames.operators.linear import ExplicitOperator, batch_last
 from fem_frames.operators.products import accumulation_dtype
 
@@ -41,9 +42,8 @@ class GatherDifferential(ExplicitOperator):
             part = state_slices(arrays)[family.field]
             for index, size in enumerate(family.level_sizes):
                 cell, table = arrays.ancestors(index), local_table(arrays, family, index)
-                functions, states = table.functions[cell], table.states[cell]  # (K, n), (K, n, c)
-                offset = (arrays.centres - level_centres(arrays, index)[cell])[:, None]
-                states = field_of(arrays, family).element.shift(states, offset)
+                functions = table.functions[cell]  # (K, n)
+                states = handed_down(arrays, field_of(arrays, family).element, index, table.states)  # (K, n, c)
                 states = states * np.sqrt(arrays.volumes)[:, None, None]
                 if size:
                     indices = torch.as_tensor(np.maximum(functions, 0), device=device)  # padding has zero states

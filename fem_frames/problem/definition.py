@@ -23,6 +23,7 @@ from fem_frames.mesh.geometry import Floats, Ints
 from fem_frames.problem.boundary import Condition, Parameter, make_conditions
 from fem_frames.problem.callbacks import calling
 from fem_frames.problem.coefficients import HOW, Array, ByRegion, Coefficient, Tabulated
+from fem_frames.problem.curved import check_curved
 from fem_frames.problem.evaluation import PointData
 from fem_frames.problem.parameters import Gaussian, Uniform, numbers, whole_number
 
@@ -77,6 +78,9 @@ class Problem:
     name: str = "custom"
     options: Mapping[str, Any] = field(default_factory=dict)
     """The arguments of `make_problem`, for the record."""
+    curved: Mapping[Any, Any] = field(default_factory=dict)
+    """Curves that groups of the boundary follow, {"hole": Circle((0.3, 0.5), 0.1)}: refinement moves new points onto
+    them. A curve is a Circle, Cylinder or Sphere, a function of x (n, d), or a list of them. See docs/curved.md."""
     neumann_value: InitVar[Any] = None
     """Refused: earlier versions let it act on all of the boundary without Dirichlet data."""
     conditions: tuple[Condition, ...] = field(init=False, repr=False, default=())
@@ -90,6 +94,7 @@ class Problem:
             )
         made = make_conditions(self.dirichlet, self.dirichlet_value, self.neumann, self.robin)
         object.__setattr__(self, "conditions", made)
+        check_curved(self.curved)
         _check_data(self)
 
     def with_tags(self, region_names: Mapping[str, int]) -> Problem:

@@ -14,6 +14,9 @@ eigenvalue λ_CR. The argument is that of C. Carstensen and J. Gedicke, Guarante
 Comp. 83 (2014) 2605-2629, and X. Liu, A framework of verified eigenvalue bounds for self-adjoint differential
 operators, Appl. Math. Comput. 267 (2015) 341-355, with other values of κ_T.
 
+On curved boundaries a coarse mesh covers another domain than the finest one. A map between them that is affine on the
+finest cells bounds the constant of the finest domain by that of the coarse one (`curvature.distortion`).
+
 K cells, F facets, d dimension.
 """
 
@@ -26,8 +29,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fem_frames.frame.arrays import FrameArrays
+from fem_frames.frame.curvature import distortion
 from fem_frames.frame.level_matrices import flux_field, level_volumes
-from fem_frames.mesh.geometry import Floats
+from fem_frames.mesh.geometry import Floats, signed_volumes
 from fem_frames.mesh.simplices import diameters, spreads
 
 CELLS = 10_000  # λ_CR is computed on the finest level with at most this many cells; finer levels hardly change it
@@ -43,7 +47,8 @@ def friedrichs_constant(arrays: FrameArrays) -> float:
     if arrays not in _CONSTANTS:
         index = max((j for j, level in enumerate(arrays.levels) if len(level.cells) <= CELLS), default=0)
         least = _least_eigenvalue(*_matrices(arrays, index))
-        _CONSTANTS[arrays] = float(np.sqrt(1 / least + interpolation_constants(arrays, index).max()))
+        of_level = float(np.sqrt(1 / least + interpolation_constants(arrays, index).max()))
+        _CONSTANTS[arrays] = of_level * distortion(arrays, index)
     return _CONSTANTS[arrays]
 
 
@@ -59,7 +64,9 @@ def _matrices(arrays: FrameArrays, index: int) -> tuple[Any, Any]:
     """∫ ∇v·∇w and ∫ v w for the Crouzeix-Raviart functions of levels[index] that vanish where u is given."""
     from scipy import sparse
 
-    d, level, volumes = arrays.dimension, arrays.levels[index], level_volumes(arrays, index)
+    d, level = arrays.dimension, arrays.levels[index]
+    # On curved boundaries the volumes of the descendants have another sum.
+    volumes = np.abs(signed_volumes(arrays.points, level.cells)) if arrays.curved else level_volumes(arrays, index)
     facets, of_cells = arrays.simplices(index, d - 1)
     # The function of the facet opposite corner i is 1 - d λ_i; the first facet is opposite the last corner.
     gradients = -d * level.gradients[:, ::-1]  # (K, d+1, d)

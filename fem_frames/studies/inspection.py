@@ -32,7 +32,7 @@ def inspect_problem(problem: Problem) -> ProblemOverview:
     problem.check_levels(max(1, problem.first_level, problem.resolved_from))  # problems from files have no mesh
     coarse, warnings = coarse_mesh(problem.mesh), []
     level = _region_level(problem, coarse)
-    hierarchy = MeshHierarchy.refine(coarse, level, problem.refinement)
+    hierarchy = MeshHierarchy.refine(coarse, level, problem.refinement, problem.curved)
     mesh = _mesh_summary(coarse)
     if mesh.quality < POOR:
         worst = coarse.points[coarse.cells[mean_ratios(coarse.points, coarse.cells).argmin()]].mean(axis=0)
