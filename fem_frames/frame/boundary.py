@@ -170,10 +170,10 @@ class FacetIntegrals:
         self.robin = slice(len(facets), len(facets))
         for number in np.unique(conditions):
             own = conditions == number
-            given, outside = Given(_data(problem, int(number)), self.points[own], convert), None
+            given = Given(_data(problem, int(number)), self.points[own], convert)
             around = problem.conditions[number].outside
-            if around is not None:
-                outside = Given(around, self.points[own], convert)
+            outside = None if around is None else Given(around, self.points[own], convert)
+            if outside is not None:
                 self.robin = slice(min(self.robin.start, int(np.flatnonzero(own)[0])), len(facets))
             self._parts.append((int(own.sum()), given, outside))
 
