@@ -27,6 +27,7 @@ from fem_frames import (
     condition_numbers,
     error_bound,
     export_frame,
+    frame_bounds,
     make_formulation,
     solve,
     solve_reference,
@@ -301,6 +302,37 @@ def test_formulations_of_users_take_robin_conditions_if_they_say_so():
     ratio = error_bound(made, w + noise, y) / norm_of(made, noise, y)
     assert float(ratio.min()) >= 1
     assert float(ratio.max()) < 8
+
+
+@pytest.mark.serial
+@pytest.mark.parametrize("box", [(1.0, 50.0), (1e-4, 1e-2), (0.0, 1e-300)])
+def test_bounds_of_weak_reactions_are_sharp(box):
+    """Without a reaction C_y is singular on cells; the old bound by its least eigenvalue is then useless."""
+    low, high = box
+    problem = replace(varying(2, dirichlet={"left": 0.0}), parameters=Uniform((0.0, low, 1.0), (1.0, high, 2.0)))
+    made, y = formulation_on(problem, 3, reaction(False).name), samples(problem, 8)
+    w = solve(made, y, 1e-11).w
+    noise = torch.randn(w.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    bound, error = error_bound(made, w + noise, y), norm_of(made, noise, y)
+    by_eigenvalue = made.residual(w + noise, y).norm(dim=1) / (frame_bounds(made)[0] * made.coercivity(y)).sqrt()
+    assert (bound >= error).all()
+    assert (bound < 8 * error).all()
+    assert (bound <= 1.01 * by_eigenvalue).all()
+    assert low >= 1 or (bound < 0.2 * by_eigenvalue).all()
+
+
+class OwnLoss(Energy):
+    """A formulation whose class says nothing of data of y."""
+
+    name = "own loss"
+    data_of_y = False
+
+
+@pytest.mark.serial
+def test_formulations_that_do_not_say_so_refuse_data_of_y():
+    formulation_on(varying(1, dirichlet={"left": 0.0}), 1, OwnLoss.name)
+    with pytest.raises(ValueError, match=r"neumann\['right'\] depends on y, but .* own loss .* QuadraticFormulation"):
+        formulation_on(varying(1, dirichlet={"left": 0.0}, neumann={"right": Parameter(0)}), 1, OwnLoss.name)
 
 
 @pytest.mark.serial

@@ -33,6 +33,7 @@ class Energy(Formulation):
     name = "energy"
     symbol = "(E)"
     fields = (Field("u", P1),)
+    data_of_y = True
     factor = 0.5
     norms = (ErrorNorm("energy", "energy norm", "√∫ a |∇e|²", "discrete solution"),)
 

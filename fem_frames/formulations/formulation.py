@@ -61,6 +61,9 @@ class Formulation(ABC):
     robin: ClassVar[bool] = False
     """Whether problems may have Robin conditions; others are refused."""
 
+    data_of_y: ClassVar[bool] = False
+    """Whether boundary data may depend on y; `loss` and the loads must then use `lift(y)` and `boundary`."""
+
     def __init_subclass__(cls, variant_of: type[Formulation] | None = None, **options: Any) -> None:
         super().__init_subclass__(**options)
         if variant_of is not None:  # another realisation of a formulation, found by `variant` and not by name
@@ -306,7 +309,7 @@ class Formulation(ABC):
     def relative_coercivity(self, y: Tensor, nominal: Tensor) -> Tensor | None:
         """(B,) numbers α with C_y ≥ α C_{y0} on every cell, for one nominal y0 (1, p).
 
-        None lets error bounds use `coercivity`, which needs C_y to be positive definite on every cell.
+        None leaves error bounds to `coercivity`, which needs C_y to be positive definite on every cell.
         """
         return None
 

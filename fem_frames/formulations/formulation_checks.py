@@ -41,8 +41,15 @@ def check_fields(arrays: FrameArrays, kind: type[Formulation]) -> None:
 
 
 def check_variant(kind: type[Formulation], problem: Problem) -> None:
-    """Raises a ValueError if the problem has Robin conditions, but the formulation takes none."""
-    condition = next((c for c in getattr(problem, "conditions", ()) if c.kind == "robin"), None)
+    """Raises a ValueError if the problem has boundary conditions that the formulation does not take."""
+    conditions = getattr(problem, "conditions", ())
+    varying = next((c for c in conditions if c.depends_on_y), None)
+    if varying is not None and not kind.data_of_y:
+        raise ValueError(
+            f"{varying.text} depends on y, but the formulation {kind.name} does not say that it can have such data: "
+            "derive it from QuadraticFormulation, or declare data_of_y = True and use lift(y)"
+        )
+    condition = next((c for c in conditions if c.kind == "robin"), None)
     if condition is not None and not kind.robin:
         raise ValueError(
             f"{condition.text} is given, but the formulation {kind.name} has no Robin conditions: "

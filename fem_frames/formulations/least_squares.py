@@ -56,6 +56,7 @@ class LeastSquares(Formulation):
     symbol = "(LS)"
     fields = (Field("u", P1), Field("sigma", RT0, neumann_fluxes))
     neumann_is_load = False
+    data_of_y = True
     factor = 1.0
     norms = _norms("τ/a - ∇e")
 

@@ -46,6 +46,7 @@ class QuadraticFormulation(Formulation):
 
     source_at_points: ClassVar[bool] = False
     """Whether ∫ f_y u enters through the nodal values of the first field, for states without values such as P1's."""
+    data_of_y = True
     factor = 0.5
     norms = (ErrorNorm("energy", "energy norm", "√⟨C_y 𝒟e, 𝒟e⟩", "discrete solution"),)
 

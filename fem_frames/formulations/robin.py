@@ -47,6 +47,10 @@ class RobinEnergy(QuadraticFormulation, variant_of=Energy):
         states = self.states(w, y).unflatten(-1, (len(self.frame.arrays.volumes), -1))
         return self.mean(self.coefficient(y)).T[..., None] * (states[..., 1:] / self.volume_roots[:, None])
 
+    def coercivity(self, y: Tensor) -> Tensor:
+        """Zero: inside the domain the value of u has no energy. Bounds use `relative_coercivity`."""
+        return torch.zeros(len(self.check_parameters(y)), dtype=self.wide, device=self.frame.device)
+
     def relative_coercivity(self, y: Tensor, nominal: Tensor) -> Tensor:
         """min a_y / a_{y0} over cells and k_y / k_{y0} over the quadrature points of Robin facets."""
         assert self.boundary is not None

@@ -169,14 +169,13 @@ class FacetIntegrals:
         self._parts: list[tuple[int, Given, Given | None]] = []  # facets, h or k, u_outside
         self.robin = slice(len(facets), len(facets))
         for number in np.unique(conditions):
-            value, own = _data(problem, int(number)), conditions == number
-            outside = problem.conditions[number].outside
+            own = conditions == number
+            given = Given(_data(problem, int(number)), self.points[own], convert)
+            around = problem.conditions[number].outside
+            outside = None if around is None else Given(around, self.points[own], convert)
             if outside is not None:
                 self.robin = slice(min(self.robin.start, int(np.flatnonzero(own)[0])), len(facets))
-            values = (None if v is None else Given(v, self.points[own], convert) for v in (value, outside))
-            first, second = values
-            assert first is not None
-            self._parts.append((int(own.sum()), first, second))
+            self._parts.append((int(own.sum()), given, outside))
 
     @property
     def has_robin(self) -> bool:

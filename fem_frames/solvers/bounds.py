@@ -4,7 +4,7 @@
 the lower frame bound and min C_y the least eigenvalue of C_y over all cells, which for (E) is the minimum of a_y.
 With Robin conditions C_y is singular on cells, but C_y ≥ α_y C_{y0} for a nominal y0, the middle of the parameters, and
 the least of all a_y / a_{y0} and k_y / k_{y0}: then the bound is ‖residual‖₂ / √(c0 α_y) with the least positive
-eigenvalue c0 of DᵀC_{y0}D.
+eigenvalue c0 of DᵀC_{y0}D. Quadratic densities of users have both bounds, and get the smaller one.
 
 (LS), norm of the functional, against the exact solution: √loss is the error itself.
 
@@ -121,20 +121,23 @@ def _from_residual(formulation: Formulation, w: Tensor, y: Tensor) -> Tensor:
 
 
 def _lower_bound(formulation: Formulation, y: Tensor) -> Tensor:
-    """(B,) lower bounds for the positive eigenvalues of DᵀC_yD."""
+    """(B,) lower bounds for the positive eigenvalues of DᵀC_yD: the larger one of two, if there are two."""
     from fem_frames.solvers.spectra import frame_bounds, nominal_bound  # spectra imports this module
 
     y0 = torch.as_tensor(formulation.problem.parameters.nominal).to(y)
-    least = formulation.relative_coercivity(y, y0)  # (B,)
-    if least is not None:
+    relative, least = formulation.relative_coercivity(y, y0), formulation.coercivity(y)  # (B,)
+    found = torch.zeros_like(least)
+    if relative is not None:
         if formulation not in _NOMINAL_BOUNDS:
             _NOMINAL_BOUNDS[formulation] = (1 - _TOLERANCE) * nominal_bound(formulation, y0, _TOLERANCE)
-        return _NOMINAL_BOUNDS[formulation] * least
+        found = _NOMINAL_BOUNDS[formulation] * relative
+        if not (least > 0).any():
+            return found
     arrays = formulation.frame.arrays
     if arrays not in _LOWER_FRAME_BOUNDS:
         exact = formulation if formulation.frame.dtype == torch.float64 else formulation.to(torch.float64, "cpu")
         _LOWER_FRAME_BOUNDS[arrays] = (1 - _TOLERANCE) * frame_bounds(exact, _TOLERANCE)[0]
-    return _LOWER_FRAME_BOUNDS[arrays] * formulation.coercivity(y)
+    return torch.maximum(found, _LOWER_FRAME_BOUNDS[arrays] * least)
 
 
 def _from_loss(formulation: Formulation, w: Tensor, y: Tensor) -> Tensor:
