@@ -136,7 +136,7 @@ def dense_forms(problem, arrays, y):
         else:
             weight = np.sqrt(values)[:, None, None] if arrays.formulation.startswith("weighted") else 1.0
             flux = weight * (rows[:, d : 2 * d] / values[:, None, None] - rows[:, :d])
-            parts = [root * flux, root * rows[:, 2 * d :]]
+            parts = [root * flux, arrays.length * root * rows[:, 2 * d :]]
         found.append(sum(part.reshape(-1, D.shape[1]).T @ part.reshape(-1, D.shape[1]) for part in parts))
     return np.stack(found)
 
