@@ -76,7 +76,7 @@ def golden(*arrays):
 
 def stretched():
     """A box whose cells have no dyadic coordinates."""
-    return replace(mixed(3), mesh=Grid((1, 1, 1), (0.0, 0.0, 0.1), (0.9, 0.7, 1.3)), length=1.0)
+    return replace(mixed(3), mesh=Grid((1, 1, 1), (0.0, 0.0, 0.1), (0.9, 0.7, 1.3)), length=1.0, coarse="none")
 
 
 def corner():
@@ -101,7 +101,7 @@ FRAMES = {  # problem, levels, formulation
     "square, LS": (lambda: make_problem("checkerboard"), 2, "least-squares"),
     "square, LS, mixed": (lambda: mixed(2), 2, "least-squares"),
     "square, weighted": (lambda: make_problem("checkerboard"), 2, "weighted-least-squares"),
-    "ring, LS": (lambda: make_problem("ring"), 1, "least-squares"),
+    "ring, LS": (lambda: replace(make_problem("ring"), coarse="none"), 1, "least-squares"),
     "cube": (lambda: make_problem("cube"), 2, "energy"),
     "box, mixed": (stretched, 1, "energy"),
     "cube, LS": (lambda: make_problem("cube"), 1, "least-squares"),

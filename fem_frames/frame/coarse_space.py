@@ -23,7 +23,7 @@ from fem_frames.mesh.simplices import SimplexMesh
 
 SMALL = 64  # free nodal values up to which the space of the first mesh gets an orthonormal basis
 SMALLEST = 24  # functions of the smallest space of a chain: each of them has a state on every cell
-WELL = 20.0  # condition number of the functions on the first mesh up to which they need no coarse level
+WELL = 10.0  # condition number of the functions on the first mesh up to which they need no coarse level
 
 
 def size_limit(choice: str, functions: Sequence[SparseMatrix], norm: Any, free: Ints) -> int | None:

@@ -21,6 +21,7 @@ def quarters(low: float = 0.5, high: float = 1.5) -> Problem:
         parameters=Uniform((low,) * 4, (high,) * 4),
         regions=lambda x: _blocks(x, 4),
         first_level=1,
+        coarse="none",  # as in the paper
         resolved_from=2,
     )
 
