@@ -22,7 +22,7 @@ from fem_frames.mesh.geometry import Ints
 from fem_frames.mesh.simplices import SimplexMesh
 
 SMALL = 64  # free nodal values up to which the space of the first mesh gets an orthonormal basis
-SMALLEST = 24  # functions of the smallest space of a chain: each of them has a state on every cell
+SMALLEST = 24  # functions of the smallest space on larger meshes: each of them has a state on every cell
 WELL = 10.0  # condition number of the functions on the first mesh up to which they need no coarse level
 
 
@@ -35,8 +35,9 @@ def size_limit(choice: str, functions: Sequence[SparseMatrix], norm: Any, free: 
         return None
     if choice == "auto" and len(free) <= SMALL and _condition(functions, norm) <= WELL:
         return None
-    dense = choice == "dense" or (choice == "auto" and len(free) <= SMALL)
-    return len(free) if dense else SMALLEST
+    if choice == "dense":
+        return len(free)
+    return SMALL if len(free) <= 8 * SMALL else SMALLEST
 
 
 def _condition(functions: Sequence[SparseMatrix], norm: Any) -> float:
