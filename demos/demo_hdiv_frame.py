@@ -61,7 +61,8 @@ def without_harmonic_fields(arrays):
     return replace(arrays, families=(*others, replace(curl, functions=(hats, *curl.functions[1:]))))
 
 
-square, ring = make_problem("checkerboard"), make_problem("ring")
+# The families alone, without a coarse level: on the ring it would hide what the harmonic field does.
+square, ring = make_problem("checkerboard"), replace(make_problem("ring"), coarse="none")
 curves = {
     "square, facets alone": conditions(square, min(J, 4), lambda arrays: arrays.without("curl")),
     "square, facets and curls": conditions(square, J),

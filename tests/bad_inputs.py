@@ -228,7 +228,7 @@ CASES = [
     (["train", "--out", "fingers", "--resume", "--quiet"], "fingerprint of the checkpoint has no numbers"),
     (["train", *NEW], "give problem and levels, or frame"),
     (["train", "--problem", "quarters", *NEW], "levels is missing"),
-    (["train", "--problem", "quarters", "--levels", "-1", *NEW], "levels is -1; at least 1 is expected"),
+    (["train", "--problem", "quarters", "--levels", "-1", *NEW], "levels is -1; at least 0 is expected"),
     (["train", "--problem", "quarter", *LEVELS, *NEW], "there is no problem 'quarter'"),
     (["train", "--problem", "three.py", *LEVELS, *NEW], "is neither a Problem nor a function"),
     (["train", "--problem", "quarters", "--set", "blocks", *LEVELS, *NEW], "not of the form"),

@@ -11,6 +11,7 @@ from scipy import sparse
 from fem_frames import (
     ByRegion,
     Grid,
+    MeshArrays,
     MeshHierarchy,
     Pointwise,
     Problem,
@@ -50,6 +51,22 @@ def _raised():
     )
 
 
+def fine_square(n):
+    """A coarse mesh of n × n squares in millimetres, where u is given on one side."""
+    sides = [np.linspace(0.0, 1000.0, n + 1)] * 2
+    x = np.stack(np.meshgrid(*sides, indexing="ij"), axis=-1).reshape(-1, 2)
+    corner = np.array([i * (n + 1) + j for i in range(n) for j in range(n)])
+    halves = np.array([[0, n + 1, n + 2], [0, n + 2, 1]])
+    cells = (corner[:, None, None] + halves).reshape(-1, 3)
+    return Problem(
+        mesh=MeshArrays(x, cells),
+        coefficient=ByRegion({0: 0}),
+        parameters=Uniform((0.5,), (1.5,)),
+        source=1e-6,
+        dirichlet=lambda x: np.isclose(x[:, 0], 0),
+    )
+
+
 def ring(**changes):
     """A square with a hole, where some fields without divergence are no curls."""
     return replace(make_problem("ring"), **changes)
@@ -66,6 +83,8 @@ CASES = {
     "square, raised": (_raised, 3, "energy", None),
     "square, one level": (lambda: replace(make_problem("checkerboard"), coarse="none"), 3, "energy", 3),
     "square, dolfinx": (_longest_edge, 3, "energy", None),
+    "square, coarse level": (lambda: fine_square(12), 1, "energy", None),
+    "square, LS, coarse level": (lambda: fine_square(4), 0, "least-squares", None),
     "square, lognormal": (lambda: make_problem("lognormal"), 3, "energy", None),
     "square, inclusion": (lambda: make_problem("inclusion"), 3, "energy", None),
     "L-shape": (lambda: make_problem("lshape"), 2, "energy", None),
@@ -105,7 +124,11 @@ def finest_level(arrays):
     level = replace(arrays.levels[-1], ends=np.zeros((0, 2), np.int64))
     fields = tuple(replace(f, free=f.free[-1:], lift=f.lift[-1:]) for f in arrays.fields)
     nodal = (f for f in arrays.families if f.name == f.field)
-    families = tuple(replace(f, free=f.free[-1:], functions=f.functions[-1:]) for f in nodal)
+    last = {
+        f.name: f.functions[-1].part(f.coarse if len(f.free) == 1 else 0, f.functions[-1].shape[0])
+        for f in arrays.families
+    }
+    families = tuple(replace(f, free=f.free[-1:], functions=(last[f.name],), coarse=0) for f in nodal)
     return replace(arrays, first_level=arrays.finest_level, levels=(level,), fields=fields, families=families)
 
 

@@ -22,7 +22,9 @@ from fem_frames.frame.sparse import SparseMatrix
 from fem_frames.mesh.geometry import Floats, Ints
 from fem_frames.mesh.simplices import facet_vectors
 
-FLAT = 0.2  # squared sine of 27 degrees, up to which the normals at a point count as one direction: those of an octagon do
+FLAT = (
+    0.2  # squared sine of 27 degrees, up to which the normals at a point count as one direction: those of an octagon do
+)
 
 
 def coarse_fluxes(level: FluxLevel, limit: int, norm: Any) -> SparseMatrix:
