@@ -33,6 +33,7 @@ demo: $(ready)
 	$(bin)/python demos/demo_curved.py
 	$(bin)/python demos/demo_own_net.py
 	$(bin)/python demos/demo_own_equation.py
+	$(bin)/python demos/demo_plate.py
 
 test: test-serial test-mpi
 
