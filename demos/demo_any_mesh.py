@@ -118,9 +118,7 @@ def main() -> None:
     parser.add_argument("--formulations", nargs="+", default=["energy", "least-squares"])
     parser.add_argument("--json", type=Path, help="write the table to this file too")
     arguments = parser.parse_args()
-    print(
-        "mesh      points  form  J     Nhat   cond (hats alone)    CG  float16    bound (y)      D (hats)   refine, export"
-    )
+    print("mesh      points  form  J     Nhat   cond (hats alone)    CG  float16    bound (y)      D (hats)   seconds")
     found = []
     for formulation in arguments.formulations:
         for name, nodes in CASES:

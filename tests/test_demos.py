@@ -1,5 +1,6 @@
 """Demos run to their last assertion, with small settings."""
 
+import json
 import os
 import subprocess
 import sys
@@ -87,6 +88,21 @@ def test_demo_training(tmp_path):
 def test_demos_beyond_the_paper(tmp_path, name, arguments, told):
     assert told in run(AS_SCRIPT, f"demos/demo_{name}.py", "--out", tmp_path, *arguments)
     assert is_picture(tmp_path / f"{name}.png")
+
+
+@pytest.mark.serial
+def test_demo_plate(tmp_path):
+    said = run(AS_SCRIPT, "demos/demo_plate.py", "--out", tmp_path, "--size", 0.2, "--epochs", 40)
+    assert "wall      4" in said
+    assert "a ∂u/∂n = 0.5 (1 - u)" in said
+    assert is_picture(tmp_path / "plate.png")
+
+
+@pytest.mark.serial
+def test_demo_any_mesh(tmp_path):
+    said = run(AS_SCRIPT, "demos/demo_any_mesh.py", "--nodes", 100, "--json", tmp_path / "table.json")
+    assert "plate        112 (LS)   2" in said
+    assert len(json.loads((tmp_path / "table.json").read_text())) == 6
 
 
 @pytest.mark.serial
