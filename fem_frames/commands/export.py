@@ -53,11 +53,12 @@ def run(parsed: argparse.Namespace) -> None:
         "formulation": parsed.formulation,
         "dimension": arrays.dimension,
         "levels": [arrays.first_level, arrays.finest_level],
+        "coarse_level": arrays.has_coarse,
         "points": len(arrays.points),
         "cells": len(arrays.volumes),
         "nodal_size": arrays.nodal_size,
         "frame_size": arrays.frame_size,
-        "level_sizes": {family.name: list(family.level_sizes) for family in arrays.families},
+        "level_sizes": {name: list(sizes) for name, sizes in arrays.level_sizes.items()},
         "seconds": round(seconds, 3),
         "out": str(parsed.out),
     }
@@ -94,7 +95,7 @@ def write_sparse(arrays: Any, degree: int, folder: Path) -> None:
     data = matrices.quadrature_data(arrays, degree)
     made = {"D": matrices.quadrature_differential(arrays, degree), "H": matrices.synthesis(arrays)}
     for f in arrays.families:
-        for index in range(1, len(arrays.levels)):
+        for index in range(0 if arrays.has_coarse else 1, len(arrays.levels)):
             made[f"P_{f.name}_{arrays.first_level + index:02d}"] = matrices.prolongation(arrays, index, f.name)
     try:
         folder.mkdir(exist_ok=True)

@@ -40,9 +40,13 @@ def quadrature_data(arrays: FrameArrays, degree: int) -> QuadratureData:
 
 
 def prolongation(arrays: FrameArrays, index: int, name: str = "u") -> sparse.csr_array:
-    """P_j of a family from levels[index - 1] to levels[index]; for u it has the weights 1/2 and 1."""
-    if not 1 <= index < len(arrays.levels):
-        raise ValueError(f"there is no prolongation to level number {index}; give 1 to {len(arrays.levels) - 1}")
+    """P_j of a family from levels[index - 1] to levels[index]; for u it has the weights 1/2 and 1.
+
+    Index 0 is the map from the coarse level to the first mesh, if there is one.
+    """
+    least = 0 if arrays.has_coarse else 1
+    if not least <= index < len(arrays.levels):
+        raise ValueError(f"there is no prolongation to level number {index}; give {least} to {len(arrays.levels) - 1}")
     family = next((f for f in arrays.families if f.name == name), None)
     if family is None:
         raise ValueError(f"there is no family {name!r}; the frame has {', '.join(f.name for f in arrays.families)}")
