@@ -114,6 +114,7 @@ def text(row: dict, key: str, shape: str) -> str:
 def main() -> None:
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, default=20_000, help="leave out meshes with more points")
+    parser.add_argument("--meshes", nargs="+", default=[name for name, _ in CASES], help="only these")
     parser.add_argument("--levels", type=int, default=2)
     parser.add_argument("--formulations", nargs="+", default=["energy", "least-squares"])
     parser.add_argument("--json", type=Path, help="write the table to this file too")
@@ -122,7 +123,11 @@ def main() -> None:
     found = []
     for formulation in arguments.formulations:
         for name, nodes in CASES:
-            if nodes > arguments.nodes or (name == "bracket" and formulation != "energy"):
+            if (
+                nodes > arguments.nodes
+                or name not in arguments.meshes
+                or (name == "bracket" and formulation != "energy")
+            ):
                 continue
             problem = getattr(meshes, name)(nodes=nodes)
             for row in measure(name, problem, formulation, arguments.levels):

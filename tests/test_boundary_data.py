@@ -322,3 +322,22 @@ def test_data_that_are_not_finite_for_some_y_are_named():
     for ask in (lambda: made.loss(w, y), lambda: made.check_data(y), lambda: made.synthesise(w, y)):
         with pytest.raises(ValueError, match=r"dirichlet\['left'\] is not finite for y = \(0.25, 1, 1\)"):
             ask()
+
+
+@pytest.mark.parametrize("formulation", ["energy", "least-squares"])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(neumann={"rest": lambda x: 7 * (0.5 + x[:, -1])}), r"neumann\['rest'\] differs"),
+        (dict(neumann={"rest": 3.0}), r"neumann\['rest'\] differs"),
+        (dict(length=2.0), "its length is 2.0, not 1.0"),
+    ],
+)
+def test_frames_of_other_neumann_data_are_refused(formulation, change, message, tmp_path):
+    problem = mixed(2)
+    arrays = export_frame(MeshHierarchy.from_problem(problem, 1), problem, formulation)
+    arrays.save(tmp_path / "frame.npz")
+    frame = Frame.from_arrays(FrameArrays.load(tmp_path / "frame.npz"), "float64")
+    make_formulation(frame, problem)
+    with pytest.raises(ValueError, match=message):
+        make_formulation(frame, replace(problem, **change))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fem_frames.frame.arrays import FrameArrays, FrameField
 from fem_frames.frame.fields import Field, dirichlet_values, neumann_fluxes
+from fem_frames.frame.witnesses import differing_neumann
 from fem_frames.mesh.geometry import Floats
 from fem_frames.operators.checking import is_plain
 from fem_frames.problem.definition import Problem
@@ -118,6 +119,9 @@ def check_boundary(arrays: FrameArrays, kind: type[Formulation], problem: Proble
     # A condition that no facet of the mesh has is in no table.
     if not known <= evaluated or (evaluated and arrays.boundary is None):
         raise arrays.misfit(problem, "other conditions of its boundary are Robin conditions, or depend on y")
+    differing = differing_neumann(arrays, problem)
+    if differing is not None:
+        raise arrays.misfit(problem, differing)
 
 
 def _has_dirichlet_data(f: FrameField, points: Floats, problem: Problem) -> bool:

@@ -228,6 +228,8 @@ class FrameArrays:
             wrong = f"its boundary is curved on {sorted(map(str, problem.curved))}, that of the frame on {curved}"
         elif curved and problem.curved and lies_on(problem.curved, self.points[moved_points(self)]) is False:
             wrong = "boundary points of the frame do not lie on its curves"
+        elif problem.length not in (None, self.length):
+            wrong = f"its length is {problem.length}, not {self.length}"
         elif problem.regions is not None and not np.array_equal(problem.regions(self.centres), self.regions):
             wrong = "its regions differ"
         if wrong:

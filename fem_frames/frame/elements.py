@@ -94,6 +94,10 @@ class Element(ABC):
         """(…, d) vectors at the centres from states (…, c); None if nodal values are values at points."""
         return None
 
+    def state_units(self, length: float) -> Floats:
+        """(c,) factors that give all entries of a state one unit, for a domain of this length."""
+        return np.ones(self.state_size)
+
     def norm_matrix(self, level: FieldLevel) -> Any:
         """The matrix of the norm that normalises the frame, on all nodal values; None: there is no coarse level."""
         return None
@@ -165,6 +169,9 @@ class P1Values(P1):
         values = np.full((*gradients.shape[:2], 1), 1 / (self.dimension + 1))
         return np.concatenate([values, gradients], axis=2)
 
+    def state_units(self, length: float) -> Floats:
+        return np.concatenate([[1 / length], np.ones(self.dimension)])
+
     def shift(self, states: Floats, offset: Floats) -> Floats:
         value = states[..., :1] + (states[..., 1:] * offset).sum(axis=-1, keepdims=True)
         return np.concatenate([value, states[..., 1:]], axis=-1)
@@ -223,6 +230,9 @@ class RT0(Element):
         determinant = np.linalg.det(jacobian)[:, None, None, None]
         values = np.einsum("kij,kqnj->kqni", jacobian, values.reshape(K, Q, local, d)) / determinant  # Piola
         return np.concatenate([values, divergences.reshape(K, Q, local, 1) / determinant], axis=3)
+
+    def state_units(self, length: float) -> Floats:
+        return np.concatenate([np.ones(self.dimension), [length]])
 
     def norm_weights(self, points: Floats, cells: Ints, length: float = 1.0) -> Floats:
         """(K, d+1) weights of the H(div) norm, (‖τ‖² + L² ‖div τ‖²)^{1/2}."""

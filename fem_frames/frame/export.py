@@ -17,6 +17,7 @@ from fem_frames.frame.curvature import check_elements
 from fem_frames.frame.discretisation import Discretisation
 from fem_frames.frame.elements import Element
 from fem_frames.frame.families import FieldLevel, FrameFamily
+from fem_frames.frame.witnesses import neumann_witnesses
 from fem_frames.mesh.hierarchy import MeshHierarchy
 from fem_frames.problem.definition import Problem, check_coarse
 from fem_frames.problem.parameters import whole_number
@@ -81,6 +82,7 @@ def export_frame(
             "options": dict(problem.options),
             "refinement": problem.refinement,
             "quadrature_degree": problem.quadrature_degree,
+            "neumann": neumann_witnesses(hierarchy, problem),
             **({"normalisation": problem.normalisation} if problem.normalisation != "H1" else {}),
             **({"region_names": dict(hierarchy.region_names)} if hierarchy.region_names else {}),
             **({"curved": sorted(map(str, problem.curved))} if problem.curved else {}),

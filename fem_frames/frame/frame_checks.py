@@ -156,6 +156,17 @@ def _check_references(table: Ints, bound: int, name: str) -> None:
         raise ValueError(f"{name} refers to points that do not exist")
 
 
+def _is_witness(value: Any) -> bool:
+    """Whether this is an entry of `witnesses.py`: a condition, points and as many values."""
+    if not isinstance(value, dict) or set(value) != {"condition", "points", "values"}:
+        return False
+    if type(value["condition"]) is not int or not isinstance(value["points"], list):
+        return False
+    rows = [*value["points"], value["values"]]
+    plain = all(isinstance(row, list) and all(type(x) in (int, float) for x in row) for row in rows)
+    return plain and len(value["points"]) == len(value["values"]) > 0 and len({len(p) for p in value["points"]}) == 1
+
+
 def check_record(record: Any) -> None:
     """Raises a ValueError unless all entries have the types that `save` writes."""
     counts = {"levels": (1, 64), "first_level": (0, 64)}
@@ -178,6 +189,8 @@ def check_record(record: Any) -> None:
     fits &= all(isinstance(own, list) and all(type(number) is int for number in own) for own in shapes)
     made = record["record"]
     fits &= isinstance(made, dict) and isinstance(made.get("options", {}), dict)
+    witnesses = made.get("neumann", []) if isinstance(made, dict) else []
+    fits &= isinstance(witnesses, list) and all(map(_is_witness, witnesses))
     names = made.get("region_names", {}) if isinstance(made, dict) else {}  # only of meshes that have names
     fits &= isinstance(names, dict) and all(type(tag) is int for tag in names.values())
     if not fits:

@@ -1,10 +1,13 @@
 """Bounds for the error of a given u (and σ) in a named norm, computed without a reference solution.
 
-(E) and other quadratic densities, energy norm, against the discrete solution: ‖residual‖₂ / √(c min C_y), where c is
-the lower frame bound and min C_y the least eigenvalue of C_y over all cells, which for (E) is the minimum of a_y.
+(E) and other quadratic densities, energy norm, against the discrete solution: the square of the error is rᵀ M⁺ r with
+M = DᵀC_yD and the residual r, hence at most |r|² / λ. Here λ = c min C_y, with c the lower frame bound and min C_y the
+least eigenvalue of C_y over all cells, which for (E) is the minimum of a_y. One more product with M gives a sharper
+bound, by Gauss-Radau quadrature with the node λ (G. Golub and G. Meurant, Matrices, moments and quadrature, 1994): with
+μ = rᵀMr / |r|² and s = |Mr - μr|² / |r|², the square is at most |r|² (μ - λ + s/λ) / (μ² - μλ + s).
 With Robin conditions C_y is singular on cells, but C_y ≥ α_y C_{y0} for a nominal y0, the middle of the parameters, and
-the least of all a_y / a_{y0} and k_y / k_{y0}: then the bound is ‖residual‖₂ / √(c0 α_y) with the least positive
-eigenvalue c0 of DᵀC_{y0}D. Quadratic densities of users have both bounds, and get the smaller one.
+the least of all a_y / a_{y0} and k_y / k_{y0}: then λ = c0 α_y with the least positive eigenvalue c0 of DᵀC_{y0}D.
+Quadratic densities of users have both bounds, and get the smaller one.
 
 (LS), norm of the functional, against the exact solution: √loss is the error itself.
 
@@ -115,9 +118,21 @@ def _bound(formulation: Formulation, w: Tensor, y: Tensor, norm: ErrorNorm) -> T
 
 
 def _from_residual(formulation: Formulation, w: Tensor, y: Tensor) -> Tensor:
-    """(B,) ‖residual‖ / √c: DᵀC_yD ≥ c on the complement of its kernel, which contains the residual."""
-    residual = formulation.residual(w, y)
-    return dot(residual, residual).sqrt() / _lower_bound(formulation, y).sqrt()
+    """(B,) √(rᵀ M⁺ r) bounded by one step of Gauss-Radau quadrature, for M = DᵀC_yD and the residual r."""
+    r, least = formulation.residual(w, y), _lower_bound(formulation, y)
+    square = dot(r, r)
+    plain = square / least  # M ≥ `least` on the complement of its kernel, which contains r
+    image = formulation.stable(y)(r)
+    mean = torch.where(square > 0, dot(r, image) / square, 0.0)
+    rest = image - mean[:, None] * r
+    spread = torch.where(square > 0, dot(rest, rest) / square, 0.0)
+    below = mean * (mean - least) + spread
+    sharp = square * (mean - least + spread / least) / below
+    # Near the solution r is rounding, which M need not see: then the plain bound counts.
+    load = formulation.load(y)
+    seen = (mean > least) & (below > 0) & (square > 1e-20 * dot(load, load))
+    # The sharp bound may be the error itself, up to the rounding of these sums.
+    return torch.where(seen, torch.minimum((1 + 1e-9) * sharp, plain), plain).sqrt()
 
 
 def _lower_bound(formulation: Formulation, y: Tensor) -> Tensor:

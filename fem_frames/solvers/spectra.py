@@ -18,7 +18,7 @@ from torch import Tensor
 from fem_frames.formulations.formulation import Formulation
 from fem_frames.frame.elements import RT0
 from fem_frames.frame.level_matrices import flux_field, state_size, state_slices
-from fem_frames.operators.cells import Congruent
+from fem_frames.operators.cells import CellBlocks, Congruent
 from fem_frames.operators.linear import LinearOperator
 from fem_frames.solvers.bounds import error_bound as error_bound  # kept for earlier imports
 from fem_frames.solvers.conjugate_gradients import ConvergenceError, conjugate_gradients
@@ -35,7 +35,7 @@ class Conditioning:
     cond_bpx: float
     """of HᵀA_yH = DᵀC_yD on the orthogonal complement of its kernel"""
     cond_D: float
-    """of D on the orthogonal complement of ker F"""
+    """of D on the orthogonal complement of ker F, states in units of the domain's length"""
     cond_C: float
     """of C_y on the range of D"""
     cond_flux: float | None
@@ -100,10 +100,11 @@ def condition_numbers(formulation: Formulation, y: Tensor, tol: float = 1e-3) ->
     if len(y) != 1:
         raise ValueError(f"one y is expected, not {len(y)}: a condition number belongs to one matrix")
     _check_precision(formulation)
-    frame, A, gram = formulation.frame, formulation.A(y), _gram(formulation)
+    frame, A, units = formulation.frame, formulation.A(y), _units(formulation)
+    gram = Congruent(formulation.nodal_differential, units)
     N, device = frame.arrays.nodal_size, frame.device
     inverse_A = _inverse(formulation, formulation.stable(y))
-    inverse_gram = _inverse(formulation, Congruent(frame.D))
+    inverse_gram = _inverse(formulation, Congruent(frame.D, units))
     HHT = _preconditioner(formulation)
     (largest,) = extreme_eigenvalues(A, _identity, N, device, ends=(-1,), tol=tol)
     (of_inverse,) = extreme_eigenvalues(inverse_A, _identity, N, device, ends=(-1,), tol=tol)
@@ -185,6 +186,14 @@ def _check_precision(formulation: Formulation) -> None:
 
 def _identity(v: Tensor) -> Tensor:
     return v
+
+
+def _units(formulation: Formulation) -> CellBlocks:
+    """Squares of the factors that give all entries of states one unit: condition numbers of D and C_y need it."""
+    arrays = formulation.frame.arrays
+    factors = np.concatenate([f.element.state_units(arrays.length) for f in arrays.fields])  # (m,)
+    block = torch.as_tensor(np.diag(factors**2), device=formulation.frame.device)[None, :, :, None]
+    return CellBlocks(block.expand(len(arrays.volumes), -1, -1, -1).contiguous())
 
 
 def _gram(formulation: Formulation) -> Congruent:
