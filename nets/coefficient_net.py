@@ -42,12 +42,15 @@ class CoefficientNet(FrameNet):
         box: Box | None = None,
         level_decay: float = 0.0,
         first_level: int = 0,
+        depths: Sequence[float] | None = None,
         prolongations: Prolongations | None = None,
         start_level: int | None = None,
     ) -> None:
         blocks = self.default_blocks if blocks is None else blocks
         check_net(parameters, {name: tuple(sizes) for name, sizes in level_sizes.items()}, rank, blocks, start_level)
-        super().__init__(parameters, level_sizes, box=box, level_decay=level_decay, first_level=first_level)
+        super().__init__(
+            parameters, level_sizes, box=box, level_decay=level_decay, first_level=first_level, depths=depths
+        )
         self.rank, self.blocks = rank, blocks
         self.build(parameters, prolongations, start_level)
 

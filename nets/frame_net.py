@@ -24,7 +24,8 @@ class FrameNet(nn.Module, ABC):
     """Maps y (B, p) to frame coefficients (B, Nhat).
 
     `box` maps y to [-1, 1]^p first. `level_decay` s scales the coefficients of level j by 2^(-s j): coefficients of
-    smooth solutions decay with the level, but the steps of Adam do not. The paper has s = 0.
+    smooth solutions decay with the level, but the steps of Adam do not. The paper has s = 0. `depths` are other numbers
+    than first_level, first_level + 1, … for this purpose, such as `FrameArrays.level_depths`.
     """
 
     decay: Tensor
@@ -37,6 +38,7 @@ class FrameNet(nn.Module, ABC):
         box: Box | None = None,
         level_decay: float = 0.0,
         first_level: int = 0,
+        depths: Sequence[float] | None = None,
     ) -> None:
         super().__init__()
         self.level_sizes = {name: tuple(sizes) for name, sizes in level_sizes.items()}
@@ -48,10 +50,12 @@ class FrameNet(nn.Module, ABC):
         self._centre, self._half_width = (low + high) / 2, (high - low) / 2
         self._on_device: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
         self.level_decay, self.first_level = level_decay, first_level
+        count = max(map(len, self.level_sizes.values()))
+        depths = [first_level + j for j in range(count)] if depths is None else depths
         decay = [
-            torch.full((size,), 2.0 ** (-level_decay * (first_level + j)))
+            torch.full((size,), 2.0 ** (-level_decay * depth))
             for sizes in self.level_sizes.values()
-            for j, size in enumerate(sizes)
+            for size, depth in zip(sizes, depths, strict=False)
         ]
         self.register_buffer("decay", torch.cat(decay)[:, None], persistent=False)  # (Nhat, 1)
 

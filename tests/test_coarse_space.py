@@ -227,7 +227,9 @@ def test_nets_have_one_more_level(net, formulation, tmp_path):
     assert np.isfinite(result["test"]["mre"])
     decay = surrogate.net.decay[: sum(surrogate.arrays.level_sizes["u"]), 0]
     sizes = surrogate.arrays.level_sizes["u"]
-    expected = np.repeat([2**0.5, 1, 2**-0.5], sizes)
+    depth = np.log2(49) / 2  # of the first mesh, with 7 × 7 points
+    assert surrogate.arrays.level_depths == pytest.approx((0, depth, depth + 1))
+    expected = np.repeat(2 ** (-0.5 * np.array([0, depth, depth + 1])), sizes)
     np.testing.assert_allclose(decay, expected, rtol=1e-6)
 
 

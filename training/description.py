@@ -22,7 +22,7 @@ from nets.frame_net import FrameNet
 from nets.own import OwnNet
 from training.configuration import OWN
 from training.losses import loss_kind
-from training.net_outputs import first_level, level_sizes, prolongations
+from training.net_outputs import first_level, level_depths, level_sizes, prolongations
 from training.own import OwnModule, OwnPartError, check_module, make_module
 from training.tensor_files import are_plain_tensors, are_weights
 
@@ -115,6 +115,7 @@ class NetDescription:
                 box=self.box,
                 level_decay=self.level_decay,
                 first_level=first_level(arrays, self.nodal),
+                depths=level_depths(arrays, self.nodal),
             ).to(device, dtype)
         prolonged = NETS[self.name].prolonged
         net = make_net(
@@ -127,6 +128,7 @@ class NetDescription:
             box=self.box,
             level_decay=self.level_decay,
             first_level=first_level(arrays, self.nodal),
+            depths=level_depths(arrays, self.nodal),
             prolongations=prolongations(arrays, self.nodal, dtype, device) if prolonged else None,
             start_level=self.start_level,
         )

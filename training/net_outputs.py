@@ -23,6 +23,11 @@ def first_level(arrays: FrameArrays, nodal: bool) -> int:
     return arrays.finest_level if nodal else arrays.lowest_level
 
 
+def level_depths(arrays: FrameArrays, nodal: bool) -> tuple[float, ...]:
+    """The depth of each level, by which its coefficients decay."""
+    return (float(arrays.finest_level),) if nodal else arrays.level_depths
+
+
 def prolongations(
     arrays: FrameArrays, nodal: bool, dtype: torch.dtype, device: torch.device
 ) -> dict[str, list[Prolongation]]:

@@ -135,6 +135,18 @@ class FrameArrays:
         }
 
     @property
+    def level_depths(self) -> tuple[float, ...]:
+        """For each entry of `level_sizes`, how often a domain of one cell is halved until cells have the level's size.
+
+        Without a coarse level these are the numbers of the levels. With one, it has depth 0, and the depth of the first
+        mesh follows from its number of points.
+        """
+        if not self.has_coarse:
+            return tuple(float(self.first_level + j) for j in range(len(self.levels)))
+        depth = float(np.log2(self.point_count(0)) / self.dimension)
+        return (0.0, *(depth + j for j in range(len(self.levels))))
+
+    @property
     def frame_size(self) -> int:
         """Nhat, number of frame coefficients."""
         return sum(sum(family.level_sizes) for family in self.families)
