@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from curved_meshes import plate_problem
 from gmsh_files import PLATE
 from small_runs import call_command
 
@@ -250,3 +251,18 @@ def test_the_command_shows_built_in_problems_and_refuses_the_rest():
     assert "lshape: -div(a ∇u) = 1" in call_command("problems", "lshape").stdout
     assert "there is no problem 'absent'" in call_command("problems", "absent", expect=2).stderr
     assert "need the name of a PROBLEM" in call_command("problems", "--picture", "x.png", expect=2).stderr
+
+
+def test_parts_that_only_touch_are_warned_of():
+    """As gmsh makes them where the geometry was not fragmented."""
+    points = np.array([[0, 0], [1, 0], [1, 1], [0, 1], [1, 0], [2, 0], [2, 1], [1, 1]], float)
+    cells = np.array([[0, 1, 2], [0, 2, 3], [4, 5, 6], [4, 6, 7]])
+    apart = Problem(MeshArrays(points, cells), ByRegion({0: 0}), Uniform((0.5,), (1.5,)))
+    assert any("2 pairs of points coincide, such as at (1, 0)" in warning for warning in apart.show().warnings)
+
+
+def test_curved_groups_are_shown():
+    problem = plate_problem(True)
+    shown = str(problem.show())
+    assert "curved: refinement follows it" in shown
+    assert "curved" not in str(plate_problem(False).show())

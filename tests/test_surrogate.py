@@ -191,7 +191,7 @@ def test_a_problem_that_only_has_the_name_of_another_does_not_pass_for_it(tmp_pa
         problem=problem,
         quiet=True,
     )
-    with pytest.raises(ValueError, match="its coefficient or source is another"):
+    with pytest.raises(ValueError, match="its coefficient, source or boundary data are others"):
         Surrogate.load(tmp_path / "run").error_bound([1, 1, 1, 1])
     assert float(Surrogate.load(tmp_path / "run", problem).error_bound([1, 1, 1, 1])) > 0
 

@@ -144,7 +144,7 @@ def test_the_fingerprint_is_compared_with_a_travelled_problem(runs, tmp_path):
     copy = shutil.copytree(runs["by region"][1], tmp_path / "run")
     content["problem"]["source"] = 5.0
     torch.save(content, copy / "surrogate.pt")
-    with pytest.raises(ValueError, match="its coefficient or source is another"):
+    with pytest.raises(ValueError, match="its coefficient, source or boundary data are others"):
         Surrogate.load(copy).error_bound([1.0, 2.0])
 
 

@@ -208,7 +208,7 @@ class Surrogate:
         if known is not None and not np.allclose(fingerprint(made), known, rtol=1e-8, atol=0):
             raise ValueError(
                 f"the problem {self.problem.name} is not the one that the surrogate was trained for, "
-                "its coefficient or source is another; give that one, as "
+                "its coefficient, source or boundary data are others; give that one, as "
                 + either("--problem", "Surrogate.load(folder, problem=…)")
             )
         return made

@@ -5,6 +5,7 @@ B samples, K cells, Q points in a cell, d dimension, p parameters.
 
 from __future__ import annotations
 
+import numbers as numbers_of
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import ModuleType
@@ -60,6 +61,9 @@ class ByRegion:
                 whole_number(region, "the tag of a region in ByRegion", least=None)
         for region, index in self.parameter.items():
             whole_number(index, f"the parameter of region {region}", least=0)
+        for region, value in self.fixed.items():
+            if not isinstance(value, numbers_of.Real) or not 0 < value < np.inf:
+                raise ValueError(f"the value of a_y on region {region!r} is {value!r}; a positive number is expected")
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -94,6 +94,7 @@ class Problem:
             )
         made = make_conditions(self.dirichlet, self.dirichlet_value, self.neumann, self.robin)
         object.__setattr__(self, "conditions", made)
+        _check_transfer(self)
         check_curved(self.curved)
         _check_data(self)
 
@@ -239,6 +240,22 @@ def _check_data(problem: Problem) -> None:
         object.__setattr__(problem, name, whole_number(getattr(problem, name), name, least))
     if problem.quadrature_degree > 30:
         raise ValueError(f"quadrature_degree is {problem.quadrature_degree}; at most 30 is supported")
+
+
+def _check_transfer(problem: Problem) -> None:
+    """Raises a ValueError if k of a Robin condition is a parameter that need not be positive."""
+    for condition in problem.conditions:
+        k, box = condition.value.given, problem.parameters
+        if condition.kind != "robin" or not isinstance(k, Parameter) or not isinstance(box, Uniform | Gaussian):
+            continue
+        if k.index < box.dimension:  # another check refuses higher ones
+            ends = [-np.inf, np.inf] if isinstance(box, Gaussian) else [box.lower[k.index], box.upper[k.index]]
+            least = float(np.min(k.offset + k.scale * np.asarray(ends))) if k.scale else k.offset
+            if least <= 0:
+                raise ValueError(
+                    f"{condition.value.name} is {least:.3g} for some y in {box}; it must be positive: change the "
+                    "parameters, or scale and offset of Parameter"
+                )
 
 
 def check_coarse(choice: Any) -> str:

@@ -14,7 +14,7 @@ from fem_frames.mesh.coarse import MeshArrays
 from fem_frames.mesh.geometry import Ints, signed_volumes
 from fem_frames.mesh.hierarchy import MeshHierarchy
 from fem_frames.mesh.quality import diameters, facet_measures, mean_ratios
-from fem_frames.problem.boundary import REST, BoundaryValue, Condition, Parameter
+from fem_frames.problem.boundary import ALL, REST, BoundaryValue, Condition, Parameter
 from fem_frames.problem.coefficients import Affine, ByRegion, ExpAffine
 from fem_frames.problem.definition import Problem
 from fem_frames.problem.parameters import Uniform, numbers
@@ -39,6 +39,7 @@ def inspect_problem(problem: Problem) -> ProblemOverview:
         warnings.append(
             f"the cell at {numbers(worst)} has quality {mesh.quality:.2g}: flat cells make condition numbers large"
         )
+    _warn_of_gaps(coarse, warnings)
     cell_regions = hierarchy.regions(problem)
     regions = _regions(problem, hierarchy, cell_regions, warnings)
     groups = _groups(problem, hierarchy, warnings)
@@ -55,6 +56,20 @@ def inspect_problem(problem: Problem) -> ProblemOverview:
         hierarchy=hierarchy,
         cell_regions=cell_regions,
     )
+
+
+def _warn_of_gaps(coarse: MeshArrays, warnings: list[str]) -> None:
+    """Warns of different points at the same place: parts of the domain that touch there are not connected."""
+    from scipy.spatial import cKDTree
+
+    size = float(np.ptp(coarse.points, axis=0).max())
+    pairs = cKDTree(coarse.points).query_pairs(1e-10 * size, output_type="ndarray")
+    if len(pairs):
+        warnings.append(
+            f"{len(pairs)} pairs of points coincide, such as at {numbers(coarse.points[pairs[0, 0]])}: the mesh has a "
+            "slit there, on which u may jump; if the parts should be connected, fragment the geometry in gmsh, or "
+            "remove duplicate nodes"
+        )
 
 
 def _region_level(problem: Problem, coarse: MeshArrays) -> int:
@@ -144,6 +159,8 @@ def _groups(problem: Problem, hierarchy: MeshHierarchy, warnings: list[str]) -> 
             continue
         words = _conditions_words(problem.conditions, of_facet[own], "insulated" if known else "?")
         name, count = name_of.get(tag), int(own.sum())
+        if {name, tag, ALL} & set(problem.curved):
+            words += "; curved: refinement follows it"
         rows.append(GroupSummary(name, None if tag == -1 else tag, count, float(measure[own].sum()), words))
         if known and tag != -1 and (of_facet[own] == -1).all():
             shown = repr(name) if name else f"with the tag {tag}"

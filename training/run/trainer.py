@@ -365,7 +365,8 @@ class Training:
         if not np.allclose(content["fingerprint"], self._fingerprint, rtol=1e-8, atol=0):
             raise ValueError(
                 f"the problem {self.surrogate.problem.name} is not the one that {self.folder} was trained for, its "
-                f"coefficient, source or parameters are others; give that one: {either('--problem', 'problem=…')}"
+                "coefficient, source, boundary data or parameters are others; give that one: "
+                + either("--problem", "problem=…")
             )
         try:
             self.net.load_state_dict(content["net"])
