@@ -341,3 +341,9 @@ def test_frames_of_other_neumann_data_are_refused(formulation, change, message, 
     make_formulation(frame, problem)
     with pytest.raises(ValueError, match=message):
         make_formulation(frame, replace(problem, **change))
+
+
+def test_parameters_that_make_k_negative_are_refused_at_once():
+    for k in (Parameter(0, scale=-1.0, offset=0.5), Parameter(0, scale=0.0, offset=-1.0)):
+        with pytest.raises(ValueError, match=r"k of robin\['rest'\] is -.* it must be positive"):
+            Problem(Grid((1, 1)), ByRegion({0: 0}), Uniform((0.5,), (1.5,)), dirichlet={}, robin={"rest": (k, 1.0)})

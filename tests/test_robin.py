@@ -396,9 +396,3 @@ def test_pieces_of_the_domain_need_a_dirichlet_or_a_robin_part():
     ):
         MeshHierarchy.from_problem(problem, 1).fixed_points(problem)
     formulation_on(replace(problem, robin={2: (1.0, 0.0)}), 1)
-
-
-def test_parameters_that_make_k_negative_are_refused_at_once():
-    for k in (Parameter(0, scale=-1.0, offset=0.5), Parameter(0, scale=0.0, offset=-1.0)):
-        with pytest.raises(ValueError, match=r"k of robin\['rest'\] is -.* it must be positive"):
-            Problem(Grid((1, 1)), ByRegion({0: 0}), Uniform((0.5,), (1.5,)), dirichlet={}, robin={"rest": (k, 1.0)})

@@ -107,7 +107,7 @@ class Element(ABC):
 
         `limit` is the size of the smallest space. See `coarse_space.py`.
         """
-        raise NotImplementedError(f"{self.name} has a norm_matrix, but no coarse_functions")
+        raise ValueError(f"{self.name} has a norm_matrix, but no coarse_functions: define both, or neither")
 
 
 class P1(Element):
