@@ -24,7 +24,7 @@ from fem_frames import (
     solve_reference,
 )
 from fem_frames.solvers.bounds import norm_of
-from fem_frames.solvers.conjugate_gradients import solve
+from fem_frames.solvers.solution import solve
 from fem_frames.studies.levels import embedded
 from fem_frames.studies.plots import new_figure, save
 from training import Configuration, Surrogate, train

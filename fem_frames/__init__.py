@@ -59,7 +59,10 @@ _HOMES = {
     "ReferenceSolver": "fenicsx.reference",
     "solve_reference": "fenicsx.reference",
     "conjugate_gradients": "solvers.conjugate_gradients",
-    "solve": "solvers.conjugate_gradients",
+    "Cycle": "solvers.multigrid",
+    "Multigrid": "solvers.multigrid",
+    "Solution": "solvers.solution",
+    "solve": "solvers.solution",
     "condition_numbers": "solvers.spectra",
     "flux_bounds": "solvers.spectra",
     "frame_bounds": "solvers.spectra",
@@ -100,8 +103,10 @@ if TYPE_CHECKING:
     from fem_frames.problem.definition import Gaussian, Problem, Uniform
     from fem_frames.problem.loading import make_problem
     from fem_frames.solvers.bounds import ErrorBound, certify, error_bound
-    from fem_frames.solvers.conjugate_gradients import conjugate_gradients, solve
+    from fem_frames.solvers.conjugate_gradients import conjugate_gradients
     from fem_frames.solvers.friedrichs import friedrichs_constant
+    from fem_frames.solvers.multigrid import Cycle, Multigrid
+    from fem_frames.solvers.solution import Solution, solve
     from fem_frames.solvers.spectra import condition_numbers, flux_bounds, frame_bounds, frame_condition
 
     __all__ = [
@@ -112,6 +117,7 @@ if TYPE_CHECKING:
         "ByRegion",
         "Circle",
         "Congruent",
+        "Cycle",
         "Cylinder",
         "Element",
         "Energy",
@@ -129,6 +135,7 @@ if TYPE_CHECKING:
         "LinearOperator",
         "MeshArrays",
         "MeshHierarchy",
+        "Multigrid",
         "P1Values",
         "Parameter",
         "Pointwise",
@@ -136,6 +143,7 @@ if TYPE_CHECKING:
         "QuadraticFormulation",
         "ReferenceSolutions",
         "ReferenceSolver",
+        "Solution",
         "Sphere",
         "Sweep",
         "Uniform",

@@ -24,7 +24,7 @@ from fem_frames.memory import check_memory
 from fem_frames.mesh.geometry import Floats
 from fem_frames.problem.description import RecordedProblem
 from fem_frames.solvers.bounds import certify
-from fem_frames.solvers.conjugate_gradients import solve
+from fem_frames.solvers.solution import solve
 
 Progress = Callable[[int, int], None]
 CHUNK = 128  # samples evaluated at a time

@@ -30,7 +30,8 @@ from fem_frames.operators.frame import DTYPES, Frame, check_device, check_dtype,
 from fem_frames.operators.products import accumulation_dtype
 from fem_frames.problem.definition import Problem, Uniform, whole_number
 from fem_frames.solvers.bounds import ErrorBound, certify, error_bound
-from fem_frames.solvers.conjugate_gradients import ConvergenceError, conjugate_gradients
+from fem_frames.solvers.conjugate_gradients import ConvergenceError
+from fem_frames.solvers.solution import make_solver
 from fem_frames.studies.plots import check_plot
 from fem_frames.studies.solution_plots import check_drawable, plot_solutions
 from nets.frame_net import FrameNet
@@ -140,9 +141,10 @@ class Surrogate:
     def improve(
         self, y: npt.ArrayLike | Tensor, tol: float, max_iterations: int = 1000, norm: str | None = None
     ) -> Improved:
-        """Improves the net's answer by conjugate gradients in frame coordinates until the error bound is below tol.
+        """Improves the net's answer until the error bound is below tol.
 
-        `norm` chooses the norm of the bound, as in `error_bound`.
+        Multigrid corrects it, or conjugate gradients in frame coordinates for formulations without multigrid. `norm`
+        chooses the norm of the bound, as in `error_bound`.
         """
         if not isinstance(tol, numbers.Real) or not 0 < tol < float("inf"):
             raise ValueError(f"tol is {tol!r}; a positive bound for the error is expected")
@@ -154,9 +156,9 @@ class Surrogate:
             with unchecked():  # data are checked below: iterations wait for the device only to know when to stop
                 return error_bound(exact, start + correction, samples, norm) <= tol
 
-        found = conjugate_gradients(
-            exact.stable(samples), -exact.residual(start, samples), 1e-13, max_iterations, until=good
-        )
+        residual = -exact.residual(start, samples)
+        _, correct = make_solver(exact, samples)
+        found = correct(residual, torch.full_like(residual[:, 0], 1e-13), max_iterations, good)
         w = start + found.x
         bound = certify(exact, w, samples, norm)
         result = Improved(w, exact.synthesise(w, samples), bound.value, found.iterations, bound.relative, bound.norm)

@@ -33,6 +33,7 @@ class Energy(Formulation):
     name = "energy"
     symbol = "(E)"
     fields = (Field("u", P1),)
+    is_diffusion = True
     data_of_y = True
     factor = 0.5
     norms = (ErrorNorm("energy", "energy norm", "√∫ a |∇e|²", "discrete solution"),)
@@ -108,6 +109,9 @@ class Energy(Formulation):
             )
         return CellScalars(rounded, self.frame.arrays.dimension)
 
+    def cell_diffusion(self, y: Tensor) -> Tensor:
+        return self.mean(self.coefficient(y))
+
     def local_matrices(self, y: Tensor) -> Tensor:
         return self._laplacians[..., None] * self.mean(self.coefficient(y))[:, None, None]
 
@@ -119,6 +123,11 @@ class Energy(Formulation):
         if self.boundary is not None and self.boundary.loads:
             load = load + self.boundary.nodal_load(self.check_parameters(y).to(self.wide))
         return load
+
+    def nodal_load(self, y: Tensor) -> Tensor:
+        if self.lifted:
+            return super().nodal_load(y)
+        return self.functional(y).to(self.frame.dtype).expand(self.check_parameters(y).shape[0], -1)
 
     def state_load(self, y: Tensor) -> Tensor:
         return -self.C(y)(self.lift(y).expand(self.check_parameters(y).shape[0], -1)) if self.lifted else 0 * self._lift

@@ -61,6 +61,8 @@ class Formulation(ABC):
     robin: ClassVar[bool] = False
     """Whether problems may have Robin conditions; others are refused."""
 
+    is_diffusion: ClassVar[bool] = False
+    """Whether C_y is one number per cell times the identity on gradients, `cell_diffusion`."""
     data_of_y: ClassVar[bool] = False
     """Whether boundary data may depend on y; `loss` and the loads must then use `lift(y)` and `boundary`."""
 
@@ -89,9 +91,9 @@ class Formulation(ABC):
 
     def __init__(self, frame: Frame, problem: Problem) -> None:
         if not isinstance(frame, Frame) or not isinstance(problem, Problem):
+            kinds = f"{type(frame).__name__} and {type(problem).__name__}"
             raise ValueError(
-                f"a Frame and a Problem are expected, not {type(frame).__name__} and {type(problem).__name__}; "
-                "make them by Frame.from_arrays and make_problem"
+                f"a Frame and a Problem are expected, not {kinds}; make them by Frame.from_arrays and make_problem"
             )
         arrays = frame.arrays
         if arrays.formulation != self.name:
@@ -118,6 +120,8 @@ class Formulation(ABC):
         self._weights = self._as_data(arrays.rule_weights)  # (Q,)
         lift = self._as_data(level_matrices.lift_states(arrays))[None]  # (1, K m)
         self._lift = self.rounded(lift, "the Dirichlet data")
+        self.derived: dict[str, Any] = {}
+        """Parts that solvers make from the formulation once, such as the levels of multigrid."""
         self.boundary: BoundaryTerms | None = None
         """Boundary data that are evaluated for each y; None if there are none."""
         if arrays.boundary is not None:
@@ -196,6 +200,10 @@ class Formulation(ABC):
     @abstractmethod
     def local_matrices(self, y: Tensor) -> Tensor:
         """(K, L, L, B) local stiffness matrices."""
+
+    def cell_diffusion(self, y: Tensor) -> Tensor:
+        """(K, B) the number per cell that C_y consists of, in the wide precision, for formulations of diffusion."""
+        raise ValueError(f"the formulation {self.name} is not of diffusion: its C_y is not one number per cell")
 
     def A(self, y: Tensor) -> Congruent:
         """A_y on free nodal values, without a global matrix: gathers to cells, applies local matrices, and sums.

@@ -30,8 +30,22 @@ def nested_spaces(matrix: Any, nodes: Ints, candidates: Floats, coarsest: int) -
     `matrix` (n, n) is symmetric and positive definite, `nodes` (n,) has the node of each unknown, `candidates` (n, b)
     are functions that the spaces should contain nearly. A space that is small already is its own only one.
     """
+    basis: Any = sparse.identity(matrix.shape[0], format="csr")
+    found = []
+    for P in prolongations(matrix, nodes, candidates, coarsest):
+        basis = sparse.csr_array(basis @ P)
+        found.append(basis)
+    return found or [basis]
+
+
+def prolongations(
+    matrix: Any, nodes: Ints, candidates: Floats, coarsest: int, steps: tuple[int, int] = STEPS
+) -> list[Any]:
+    """(n_{k-1}, n_k) the bases of the spaces of `nested_spaces` in the basis of the space before; none if n is small.
+
+    `steps` of Jacobi's iteration smooth the first space and the others.
+    """
     A, of_node, near_kernel = sparse.csr_array(matrix), np.asarray(nodes), np.asarray(candidates, np.float64)
-    basis: Any = sparse.identity(A.shape[0], format="csr")
     graph = _graph(A, of_node)
     found: list[Any] = []
     while A.shape[0] > coarsest:
@@ -39,12 +53,12 @@ def nested_spaces(matrix: Any, nodes: Ints, candidates: Floats, coarsest: int) -
         tentative, of_node, near_kernel = _tentative(aggregate[of_node], near_kernel)
         if tentative.shape[1] > 0.8 * A.shape[0]:
             break  # nodes without neighbours are left
-        P = _smoothed(A, tentative, STEPS[bool(found)])
-        basis, A = sparse.csr_array(basis @ P), sparse.csr_array(P.T @ A @ P)
+        P = _smoothed(A, tentative, steps[bool(found)])
+        A = sparse.csr_array(P.T @ A @ P)
         # The graph of the aggregates, not that of the denser matrix: the ratio between spaces stays the same.
         graph = _contracted(graph, aggregate)
-        found.append(basis)
-    return found or [basis]
+        found.append(P)
+    return found
 
 
 def orthonormal(functions: Any, matrix: Any) -> Floats:

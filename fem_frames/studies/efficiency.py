@@ -14,7 +14,7 @@ from fem_frames.operators.frame import Frame
 from fem_frames.operators.linear import dot
 from fem_frames.problem.definition import Problem
 from fem_frames.solvers.bounds import ErrorBound, certify, norm_of
-from fem_frames.solvers.conjugate_gradients import solve
+from fem_frames.solvers.solution import solve
 from fem_frames.studies.levels import Row, embedded, formulations
 
 

@@ -16,7 +16,7 @@ from fem_frames.mesh.geometry import Floats
 from fem_frames.operators.frame import Frame, check_dtype
 from fem_frames.operators.linear import dot
 from fem_frames.problem.definition import Problem
-from fem_frames.solvers.conjugate_gradients import solve
+from fem_frames.solvers.solution import solve
 from fem_frames.studies.extended_precision import ExtendedForm
 from fem_frames.studies.levels import Row, formulations
 
@@ -42,7 +42,7 @@ def rounding_rows(
     # Rounded to bfloat16, which every dtype represents exactly, so that all solve the same problems.
     samples = torch.as_tensor(y).bfloat16().double()
     for level, exact in formulations(arrays, problem, levels):
-        solution = solve(exact, samples, 1e-12).w
+        solution = solve(exact, samples, 1e-12, solver="frame").w
         extended = ExtendedForm(exact)
         load = dot(exact.load(samples), exact.load(samples)).sqrt()
         if not (load > 0).all():
