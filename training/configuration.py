@@ -18,7 +18,7 @@ from fem_frames.formulations.registry import formulation_names
 from fem_frames.problem.definition import COARSE, REFINEMENTS
 from nets.registry import NETS
 from training.registry import LOSSES, OPTIMIZERS
-from training.settings import OWN, STRICT, Count, Positive, Size, declared, one_line_errors, setting
+from training.settings import MULTIGRID, OWN, STRICT, Count, Positive, Size, declared, one_line_errors, setting
 
 if TYPE_CHECKING:
     from training.precision import Precision
@@ -49,7 +49,10 @@ class Configuration:
     )
 
     net: str = setting(
-        "full", "One net, one per level, or one per level that starts coarse and is prolonged.", choices=NETS, own=True
+        "full",
+        "One net, one per level, or one per level that starts coarse and is prolonged; or a solver.",
+        choices=(*NETS, MULTIGRID),
+        own=True,
     )
     rank: Count = setting(8, "Rank of the residual blocks.")
     blocks: Size | None = setting(
@@ -59,6 +62,8 @@ class Configuration:
         None,
         "With separate-frame: level on which the nets of finer levels start; default: the coarsest, as in the paper.",
     )
+    pre: Size = setting(2, "With multigrid: smoothing steps before each coarse correction.")
+    post: Size = setting(2, "With multigrid: smoothing steps after it.")
     map_inputs: bool = setting(True, "Map parameters to [-1, 1] by their box.")
     level_decay: Annotated[float, Field(ge=-10, le=10)] = setting(
         0.0, "Scale the coefficients of level j by 2^(-s j); 0 is the paper, 1 suits smooth solutions."
@@ -71,7 +76,9 @@ class Configuration:
         own=True,
     )
     optimizer: str = setting("adam", "SOAP converges best, Adam is the paper's best.", choices=OPTIMIZERS, own=True)
-    rate: Positive | None = setting(None, "First learning rate; default: 1e-3, soap 3e-3, lbfgs and ngd 1.")
+    rate: Positive | None = setting(
+        None, "First learning rate; default: 1e-3, soap 3e-3, lbfgs and ngd 1; multigrid 2e-2."
+    )
     minimum_rate: Annotated[float, Field(ge=0)] | None = setting(
         None, "Last learning rate; default: the paper's for the precision."
     )
@@ -87,8 +94,10 @@ class Configuration:
         False, "With a half precision: master weights and optimizer in float32, and a dynamic loss scale."
     )
 
-    epochs: Size = setting(
-        6000, "Passes over the samples; with fresh samples one step each, unless steps_per_epoch says otherwise."
+    epochs: Size | None = setting(
+        None,
+        "Passes over the samples; with fresh samples one step each, unless steps_per_epoch says otherwise; default: "
+        "6000, for multigrid 400.",
     )
     batch: Count | None = setting(
         None, "Samples in a step, of all processes together; default: 64, for lbfgs and ngd all of a fixed set."
@@ -187,6 +196,8 @@ class Configuration:
         rate, minimum, blocks = self.rate, self.minimum_rate, self.blocks
         if rate is None:
             rate = 1e-3 if self.optimizer == OWN else OPTIMIZERS[self.optimizer].rate
+            if self.net == MULTIGRID and not self._searches:
+                rate = 2e-2
         if minimum is None:
             minimum = min(self.dtype_settings.minimum_rate, rate)
         if minimum > rate:
@@ -194,21 +205,25 @@ class Configuration:
                 f"minimum_rate is {minimum:g}, above the rate {rate:g}: it is the last rate, not the first"
             )
         if blocks is None:
-            blocks = 0 if self.net == OWN else NETS[self.net].default_blocks
+            blocks = 0 if self.net in (OWN, MULTIGRID) else NETS[self.net].default_blocks
+        epochs = self.epochs
+        if epochs is None:
+            epochs = 400 if self.net == MULTIGRID else 6000
         values = self.record() | dict(
             blocks=blocks,
+            epochs=epochs,
             rate=rate,
             minimum_rate=minimum,
-            period=max(5 * self.epochs / 6, 1.0) if self.period is None else self.period,
+            period=max(5 * epochs / 6, 1.0) if self.period is None else self.period,
             batch=batch,
             sampling=sampling,
             training_samples=count,
             steps_per_epoch=steps,
             net_seed=self.seed if self.net_seed is None else self.net_seed,
             sample_seed=self.seed if self.sample_seed is None else self.sample_seed,
-            evaluate_every=self.evaluate_every or max(1, self.epochs // 20),
-            checkpoint_every=self.checkpoint_every or max(1, self.epochs // 20),
-            log_every=self.log_every or max(1, self.epochs * steps // 1000),
+            evaluate_every=self.evaluate_every or max(1, epochs // 20),
+            checkpoint_every=self.checkpoint_every or max(1, epochs // 20),
+            log_every=self.log_every or max(1, epochs * steps // 1000),
         )
         return Resolved(**values)
 
@@ -230,8 +245,10 @@ class Configuration:
             raise ValueError(f"mixed goes with float16 or bfloat16, not with {self.precision}: change one of them")
         if self._nodal and self.level_decay:
             raise ValueError(f"the loss {self.loss} has no levels that could decay: leave level_decay at 0")
+        if self.net == MULTIGRID:
+            self._check_multigrid()
         if self.start_level is not None and self.net != OWN:
-            if not NETS[self.net].prolonged or self._nodal:
+            if self.net == MULTIGRID or not NETS[self.net].prolonged or self._nodal:
                 raise ValueError(
                     "start_level is for the net separate-frame and losses with a frame: leave it out with the net "
                     f"{self.net} and the loss {self.loss}"
@@ -245,6 +262,14 @@ class Configuration:
         fixed_by_itself = self._supervised or self._searches
         if self.training_samples is not None and self.sampling is None and not fixed_by_itself:
             raise ValueError("training_samples is the size of a fixed set: give sampling fixed too")
+
+    def _check_multigrid(self) -> None:
+        if self.pre + self.post == 0:
+            raise ValueError("pre and post are 0: a cycle without smoothing does not converge, give one of them steps")
+        if self.level_decay:
+            raise ValueError(f"the net {MULTIGRID} has no coefficients that could decay: leave level_decay at 0")
+        if self.optimizer == "ngd":
+            raise ValueError(f"the optimizer ngd does not know the net {MULTIGRID}: use adam, soap or lbfgs")
 
     # ---- TOML
 
@@ -286,6 +311,7 @@ class Resolved(Configuration):
     """A configuration with all defaults filled in, as runs use and save it."""
 
     blocks: int = REQUIRED
+    epochs: int = REQUIRED
     rate: float = REQUIRED
     minimum_rate: float = REQUIRED
     period: float = REQUIRED

@@ -13,14 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from fem_frames.files import one_line
+from fem_frames.formulations.registry import make_formulation
 from fem_frames.frame.arrays import FrameArrays
 from fem_frames.messages import either
 from fem_frames.operators.frame import DTYPES, Frame
 from fem_frames.problem.definition import Problem, Uniform
 from nets import NETS, make_net
 from nets.frame_net import FrameNet
+from nets.multigrid import MultigridNet
 from nets.own import OwnNet
-from training.configuration import OWN
+from training.configuration import MULTIGRID, OWN
 from training.losses import loss_kind
 from training.net_outputs import first_level, level_depths, level_sizes, prolongations
 from training.own import OwnModule, OwnPartError, check_module, make_module
@@ -45,17 +47,25 @@ class NetDescription:
     start_level: int | None = None
     module: str | None = None
     """The name of the class if the net is a user's module."""
+    pre: int = 2
+    post: int = 2
+    """Smoothing steps of the net multigrid before and after each coarse correction."""
 
     @property
     def is_own(self) -> bool:
         return self.name == OWN
+
+    @property
+    def solves(self) -> bool:
+        """Whether the net needs the problem: it sees coefficient and load, not y alone."""
+        return self.name == MULTIGRID
 
     @classmethod
     def from_record(
         cls, record: Mapping[str, Any], weights: Mapping[str, Tensor], arrays: FrameArrays
     ) -> NetDescription:
         """Reads the result of `asdict`, checked against the weights before anything is built from it."""
-        given = dict(record)
+        given: dict[str, Any] = {"pre": 2, "post": 2, **record}  # earlier versions had no such net
         given["box"] = None if given["box"] is None else tuple(tuple(map(float, ends)) for ends in given["box"])
         kinds: dict[str, Any] = {
             "name": str,
@@ -64,6 +74,8 @@ class NetDescription:
             "nodal": bool,
             "rank": int,
             "blocks": int,
+            "pre": int,
+            "post": int,
             "level_decay": float,
             "start_level": (int, type(None)),
             "module": (str, type(None)),
@@ -71,7 +83,7 @@ class NetDescription:
         for name, kind in kinds.items():
             if not isinstance(given.get(name), kind) or (kind is int and isinstance(given.get(name), bool)):
                 raise ValueError(f"{name} is {given.get(name)!r}")
-        if given["name"] not in (*NETS, OWN) or given["precision"] not in DTYPES:
+        if given["name"] not in (*NETS, OWN, MULTIGRID) or given["precision"] not in DTYPES:
             raise ValueError(f"there is no net {given['name']!r} in {given['precision']!r}")
         if given["name"] == OWN:
             if not are_plain_tensors(weights.values()):
@@ -86,6 +98,8 @@ class NetDescription:
 
     def count(self, arrays: FrameArrays) -> int:
         """Number of the net's parameters, computed without building it."""
+        if self.solves:
+            return MultigridNet.count((self.pre, self.post))
         sizes, first = level_sizes(arrays, self.nodal), first_level(arrays, self.nodal)
         start = 0 if self.start_level is None else self.start_level - first
         start = int(np.clip(start, 0, min(map(len, sizes.values())) - 1))  # `build` refuses wrong levels
@@ -98,12 +112,23 @@ class NetDescription:
         seed: int = 0,
         own: OwnModule | None = None,
         frame: Frame | None = None,
+        problem: Problem | None = None,
     ) -> FrameNet:
-        """The net with random weights, or around a user's module.
+        """The net with its first weights, or around a user's module.
 
-        A function that makes the module gets `frame`, by default made from the arrays.
+        A function that makes the module gets `frame`, by default made from the arrays. A net that solves needs
+        `problem`.
         """
         dtype = DTYPES[self.precision]
+        if self.solves:
+            if problem is None:
+                raise OwnPartError(
+                    f"the net {MULTIGRID} solves the problem {arrays.record.get('problem')!r}, which is not built in: "
+                    "give it, as " + either("--problem", "Surrogate.load(folder, problem=…)")
+                )
+            made = make_formulation(frame or Frame.from_arrays(arrays, dtype, device), problem)
+            sizes = level_sizes(arrays, self.nodal)
+            return MultigridNet(made, sizes, (self.pre, self.post), self.nodal, self.box).to(device, dtype)
         if self.is_own:
             assert own is not None
             module = make_module(own, lambda: frame or Frame.from_arrays(arrays, dtype, device), seed)
@@ -141,6 +166,7 @@ class NetDescription:
         device: torch.device,
         own: OwnModule | None,
         folder: Path,
+        problem: Problem | None = None,
     ) -> FrameNet:
         """The net with weights that were saved in a folder; a user's module is copied and stays unchanged."""
         if self.is_own and own is None:
@@ -152,7 +178,7 @@ class NetDescription:
         if not self.is_own and own is not None:
             raise OwnPartError(f"{folder} has the net {self.name}: leave out net=…")
         try:
-            net = self.build(arrays, device, own=_copy(own) if isinstance(own, nn.Module) else own)
+            net = self.build(arrays, device, own=_copy(own) if isinstance(own, nn.Module) else own, problem=problem)
             if isinstance(net, OwnNet) and net.module_name != self.module:
                 raise ValueError(f"it is a {net.module_name}, but the weights belong to a {self.module}")
             net.load_state_dict(weights)
@@ -162,11 +188,13 @@ class NetDescription:
             raise
         return net.eval()
 
-    def copied(self, net: FrameNet, arrays: FrameArrays, device: torch.device) -> FrameNet:
+    def copied(
+        self, net: FrameNet, arrays: FrameArrays, device: torch.device, problem: Problem | None = None
+    ) -> FrameNet:
         """A copy of a net, in the precision described here."""
         if self.is_own:
             return _copy(net).to(device, DTYPES[self.precision])
-        made = self.build(arrays, device)
+        made = self.build(arrays, device, problem=problem)
         made.load_state_dict(net.state_dict())
         return made
 
@@ -194,4 +222,6 @@ def describe_net(configuration: Any, problem: Problem, nodal: bool | None = None
         box=(parameters.lower, parameters.upper) if bounded else None,  # type: ignore[union-attr]
         level_decay=configuration.level_decay,
         start_level=configuration.start_level,
+        pre=configuration.pre,
+        post=configuration.post,
     )

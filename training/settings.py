@@ -27,6 +27,8 @@ _EXPECTED = {
 }
 C = TypeVar("C", bound=type)
 
+MULTIGRID = "multigrid"
+"""The net that is a solver: it needs the problem, not only the sizes of the levels."""
 OWN = "own"
 """Stands for a net, loss or optimizer that is given to `train` as an object."""
 Count = Annotated[int, Field(ge=1, lt=LARGE)]

@@ -35,6 +35,7 @@ from fem_frames.solvers.solution import make_solver
 from fem_frames.studies.plots import check_plot
 from fem_frames.studies.solution_plots import check_drawable, plot_solutions
 from nets.frame_net import FrameNet
+from nets.multigrid import MultigridNet
 from training.answers import as_arrays, has_flux, summary, values_at
 from training.description import NetDescription
 from training.output import check_format, export_net, make_function, write_series
@@ -92,9 +93,15 @@ class Surrogate:
     def __call__(self, y: npt.ArrayLike | Tensor) -> dict[str, Tensor]:
         """Nodal values (B, N) of each field on the finest mesh, for y (B, p) or (p,)."""
         samples = self._samples(y)
-        raw = self.net(samples).to(self._synthesis.dtype)
-        nodal = raw if self.description.nodal else self._synthesis(raw)
+        nodal = self._nodal(samples)
         return self._coordinates.fields(nodal, samples)
+
+    def _nodal(self, samples: Tensor) -> Tensor:
+        """(B, N) the net's free nodal values."""
+        if isinstance(self.net, MultigridNet):
+            return self.net.nodal_values(samples)
+        raw = self.net(samples).to(self._synthesis.dtype)
+        return raw if self.description.nodal else self._synthesis(raw)
 
     @torch.no_grad()
     def coefficients(self, y: npt.ArrayLike | Tensor) -> Tensor:
@@ -186,7 +193,9 @@ class Surrogate:
         """
         dtype = check_dtype(self.description.precision if precision is None else precision)
         description = replace(self.description, precision=str(dtype).removeprefix("torch."))
-        net = description.copied(self.net, self.arrays, self.device if device is None else check_device(device))
+        net = description.copied(
+            self.net, self.arrays, self.device if device is None else check_device(device), self._problem
+        )
         return Surrogate(net, description, self.arrays, self._problem, self.record)
 
     # ---- parts
@@ -299,17 +308,6 @@ class Surrogate:
         device = check_device(device)
         content = load_tensors(folder / NET, KIND, VERSION)
         arrays = FrameArrays.load(folder / FRAME)
-        try:
-            description = NetDescription.from_record(content["net"], content["weights"], arrays)
-            made = description.restored(content["weights"], arrays, device, net, folder)
-            _check_saved(content)
-        except OwnPartError:
-            raise
-        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-            why = str(error).split("\n")[0]
-            raise ValueError(
-                f"{folder / NET} does not fit {folder / FRAME}: {why}; one of them is damaged or another run's"
-            ) from error
         if problem is not None:
             if not isinstance(problem, Problem):
                 raise ValueError(
@@ -319,8 +317,19 @@ class Surrogate:
         else:
             try:
                 problem = saved_problem(content, arrays)
-            except ValueError as error:
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ValueError(f"{folder / NET} describes no problem of {folder / FRAME}: {error}") from error
+        try:
+            description = NetDescription.from_record(content["net"], content["weights"], arrays)
+            made = description.restored(content["weights"], arrays, device, net, folder, problem)
+            _check_saved(content)
+        except OwnPartError:
+            raise
+        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            why = str(error).split("\n")[0]
+            raise ValueError(
+                f"{folder / NET} does not fit {folder / FRAME}: {why}; one of them is damaged or another run's"
+            ) from error
         return cls(made, description, arrays, problem, content.get("record"))
 
     def to_function(self, y: npt.ArrayLike | Tensor, field: str | None = None, comm: Any = None) -> Any:

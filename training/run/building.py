@@ -31,7 +31,7 @@ from fem_frames.problem.loading import make_problem, recorded_problem
 from nets import NETS
 from nets.frame_net import FrameNet
 from nets.own import OwnNet
-from training.configuration import OWN, Configuration, Resolved
+from training.configuration import MULTIGRID, OWN, Configuration, Resolved
 from training.description import describe_net
 from training.losses import Batch, FunctionLoss, Loss, loss_kind, make_loss
 from training.metrics import check_reference, reference_solutions
@@ -203,7 +203,7 @@ def make_surrogate(
     """
     frame = loss.formulation.frame
     arrays, description = frame.arrays, describe_net(c, problem, loss.nodal)
-    net = description.build(arrays, frame.device, c.net_seed, parts.net, frame)
+    net = description.build(arrays, frame.device, c.net_seed, parts.net, frame, problem)
     _try(net, loss, c, problem)
     if isinstance(net, OwnNet):
         world.take_first(net)
@@ -253,7 +253,7 @@ def _try(net: FrameNet, loss: Loss, c: Configuration, problem: Problem) -> None:
 
 def hint_of_start(c: Configuration, arrays: FrameArrays, problem: Problem, nodal: bool) -> str | None:
     """Advice if a prolonged net starts on a level with fewer degrees of freedom than parameters; None otherwise."""
-    if c.net == OWN or not NETS[c.net].prolonged or nodal:
+    if c.net in (OWN, MULTIGRID) or not NETS[c.net].prolonged or nodal:
         return None
     p, first, sizes = problem.parameters.dimension, arrays.lowest_level, level_sizes(arrays, nodal=False)
     start = first if c.start_level is None else c.start_level
