@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fem_frames import PROBLEMS, Affine, ByRegion, Gaussian, Grid, Pointwise, Problem, Uniform, make_problem, namespace
+from fem_frames.problem.evaluation import PointData
 
 pytestmark = pytest.mark.serial
 Y = (1.0, 0.8, 1.4, 0.7)
@@ -46,6 +47,51 @@ def test_inclusion_moves_with_y():
     y = np.array([[0.3, 0.3, 0.1], [0.7, 0.7, 0.1]])
     a = problem.coefficient_values(problem.coefficient.tabulate(x, np.zeros(2, int)), y, x)
     np.testing.assert_array_equal(a[:, :, 0], [[7, 1], [1, 7]])
+
+
+def test_disks_are_smooth_bumps_that_add_up():
+    problem = make_problem("disks", count=2, conductivity=7.0)
+    assert problem.parameters == Uniform((0.2, 0.2, 0.1) * 2, (0.8, 0.8, 0.2) * 2)
+    x = np.array([[[0.3, 0.3]], [[0.7, 0.7]], [[0.3, 0.4]]])
+    y = np.array([[0.3, 0.3, 0.1, 0.7, 0.7, 0.2], [0.3, 0.3, 0.2, 0.3, 0.3, 0.2]])
+    a = problem.coefficient_values(problem.coefficient.tabulate(x, np.zeros(3, int)), y, x)[..., 0]
+    distance = np.linalg.norm(x[:, 0] - y.reshape(2, 2, 3)[:, :, None, :2], axis=-1)  # (B, disks, K)
+    bumps = 0.5 * (1 + np.tanh(32 * (y.reshape(2, 2, 3)[:, :, 2:] - distance)))
+    np.testing.assert_allclose(a, 1 + 6 * bumps.sum(1), rtol=1e-3)  # the root is smoothed at centres
+    np.testing.assert_allclose(a[0, 2], 4.0, rtol=1e-3)  # half of the disk's share on its rim
+
+
+def test_waves_have_the_smallest_frequencies_and_variance_one():
+    problem = make_problem("waves", terms=500)
+    assert problem.parameters == Uniform((-(3**0.5),) * 500, (3**0.5,) * 500)
+    _, modes = problem.coefficient.tabulate(np.zeros((1, 1, 2)), np.zeros(1, int))
+    lengths = np.sort([np.hypot(m, n) for m in range(60) for n in range(60)])[1:501]
+    np.testing.assert_allclose(modes[0, 0], 0.7 / lengths)
+
+
+def test_spot_has_a_source_of_integral_one_that_moves_with_the_last_parameters():
+    problem = make_problem("spot")
+    assert problem.parameters == Uniform((0.5,) * 64 + (0.15,) * 2, (1.5,) * 64 + (0.85,) * 2)
+    side = (np.arange(200) + 0.5) / 200
+    x = np.stack(np.meshgrid(side, side), axis=-1)  # (200, 200, 2)
+    y = problem.parameters.sample(2, 0)
+    y[:, 64:] = [[0.5, 0.4], [0.6, 0.7]]
+    f = problem.source_values(y, x)
+    np.testing.assert_allclose(f.mean((1, 2)), 1.0, rtol=1e-6)
+    np.testing.assert_allclose((f[..., None] * x).mean((1, 2)), y[:, 64:], rtol=1e-6)
+    spread = (f * ((x - y[:, None, None, 64:]) ** 2).sum(-1)).mean((1, 2))
+    np.testing.assert_allclose(spread, 2 / 24**2, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["disks", "waves", "spot"])
+def test_resolved_problems_have_gradients_in_y(name):
+    problem = make_problem(name)
+    x = torch.rand(6, 3, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    regions = np.zeros(6, int) if problem.regions is None else np.asarray(problem.regions(x.mean(1).numpy()))
+    tables = tuple(torch.as_tensor(table) for table in problem.tabulate(x.numpy(), regions))
+    data = PointData(problem, x, tables)
+    y = torch.tensor(problem.parameters.sample(2, 0), requires_grad=True)
+    assert torch.autograd.gradcheck(lambda y: data.coefficient(y) + data.source(y), y)
 
 
 def test_affine_and_exponential_expansions():
@@ -114,6 +160,14 @@ def test_bad_levels_are_refused(levels):
         (lambda: make_problem("checkerboard", blocks="x"), "option blocks of checkerboard is 'x'"),
         (lambda: make_problem("cookies", radius=0.7), "radius"),
         (lambda: make_problem("quarters", low=2.0), "lower must be below upper"),
+        (lambda: make_problem("disks", count=0), "count is 0; a whole number of at least 1"),
+        (lambda: make_problem("disks", count=1.5), "option count of disks is 1.5; a whole number"),
+        (lambda: make_problem("disks", conductivity=-1.0), "conductivity is -1.0; a positive number"),
+        (lambda: make_problem("disks", count=4, conductivity=0.5), "use a conductivity above 0.75, or fewer disks"),
+        (lambda: make_problem("waves", terms=0), "terms is 0"),
+        (lambda: make_problem("waves", scale=0.0), "scale is 0.0; a positive number"),
+        (lambda: make_problem("spot", blocks=0), "blocks is 0"),
+        (lambda: make_problem("spot", low=2.0), "lower must be below upper"),
         (lambda: make_problem("absent.py"), "no file absent.py"),
         (lambda: Uniform((0.0,), (1.0, 2.0)), "as many lower as upper"),
         (lambda: square(dirichlet="left"), "dirichlet is 'left'"),

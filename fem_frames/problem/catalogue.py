@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from fem_frames.memory import check_memory
 from fem_frames.mesh.coarse import Grid, MeshArrays
 from fem_frames.mesh.geometry import Floats, Ints
-from fem_frames.problem.coefficients import Array, ByRegion, ExpAffine, Pointwise
+from fem_frames.problem.coefficients import Array, ByRegion, ExpAffine, Pointwise, namespace
 from fem_frames.problem.definition import Gaussian, Problem, Uniform, whole_number
 
 
@@ -89,15 +91,23 @@ def lognormal(terms: int = 8, scale: float = 1.0, decay: float = 2.0) -> Problem
     """
     terms = whole_number(terms, "terms")
     _check_count("terms", terms, terms)
-    side = range(int(np.sqrt(terms)) + 2)
-    waves = sorted(((m, n) for m in side for n in side if m + n > 0), key=lambda k: (k[0] ** 2 + k[1] ** 2, k[1]))
-    k = np.array(waves[:terms], np.float64)  # (terms, 2)
-    amplitude = scale * np.linalg.norm(k, axis=1) ** -decay
+    return Problem(mesh=Grid((1, 1)), coefficient=_cosines(terms, scale, decay), parameters=Gaussian(terms))
 
-    def modes(x: Floats) -> Floats:
-        return np.asarray(amplitude * np.prod(np.cos(np.pi * k * x[..., None, :]), axis=-1))
 
-    return Problem(mesh=Grid((1, 1)), coefficient=ExpAffine(0.0, modes), parameters=Gaussian(terms))
+def waves(terms: int = 64, scale: float = 0.7) -> Problem:
+    """Unit square, log a = scale Σ_k y_k |k|⁻¹ cos(π k₁x₁) cos(π k₂x₂), y uniform with variance one, f = 1.
+
+    The sum runs over the `terms` smallest k ≠ 0. Many parameters matter, as the terms decay slowly.
+    """
+    terms = whole_number(terms, "terms")
+    _check_count("terms", terms, terms)
+    scale = _positive(scale, "scale")
+    root = 3.0**0.5
+    return Problem(
+        mesh=Grid((1, 1)),
+        coefficient=_cosines(terms, scale, 1.0),
+        parameters=Uniform((-root,) * terms, (root,) * terms),
+    )
 
 
 def inclusion(conductivity: float = 10.0) -> Problem:
@@ -118,14 +128,86 @@ def inclusion(conductivity: float = 10.0) -> Problem:
     )
 
 
+def disks(count: int = 1, conductivity: float = 10.0) -> Problem:
+    """Unit square with smooth disks of given conductivity in a background of 1; y = (centre, radius) per disk, f = 1.
+
+    a = 1 + (conductivity - 1) Σ_k ½ (1 + tanh(32 (r_k - |x - x_k|))): disks that overlap add up. The rims are wide
+    enough for six levels to resolve them, unlike the rim of `inclusion`.
+    """
+    count = whole_number(count, "count")
+    _check_count("count", count, 3 * count)
+    conductivity = _positive(conductivity, "conductivity")
+    if 1.0 + count * (conductivity - 1.0) <= 0:
+        raise ValueError(
+            f"conductivity is {conductivity:g}, but where {count} disks overlap a is 1 + {count} (conductivity - 1), "
+            f"which must be positive: use a conductivity above {1 - 1 / count:g}, or fewer disks"
+        )
+    half = 0.5 * (conductivity - 1.0)
+
+    def a(x: Array, y: Array) -> Array:
+        # Lengths in units of 1/32. The number added keeps the root differentiable at the centre of a disk.
+        xp, x, y = namespace(y), 32.0 * x, 32.0 * y
+        total = float(count)
+        for k in range(0, 3 * count, 3):
+            square = (x[..., 0] - y[..., k]) ** 2 + (x[..., 1] - y[..., k + 1]) ** 2 + 32.0**2 * 1e-6
+            total = total + xp.tanh(y[..., k + 2] - xp.sqrt(square))
+        return 1.0 + half * total
+
+    return Problem(
+        mesh=Grid((1, 1)),
+        coefficient=Pointwise(a),
+        parameters=Uniform((0.2, 0.2, 0.1) * count, (0.8, 0.8, 0.2) * count),
+    )
+
+
+def spot(blocks: int = 8, low: float = 0.5, high: float = 1.5) -> Problem:
+    """Unit square with one parameter on each of blocks × blocks squares; f is a Gaussian spot centred at the last two.
+
+    f has integral one and standard deviation 1/24; its centre lies in [0.15, 0.85]².
+    """
+    board, n, width = _block_problem(2, blocks, low, high), blocks**2, 1 / 24
+    unit, height = 0.5**0.5 / width, float(np.log(0.5 / (np.pi * width**2)))
+
+    def f(x: Array, y: Array) -> Array:
+        # In units in which the exponent is -|x - y|²; the factor in front is in the exponent too.
+        x, y = unit * x, unit * y[..., n:]
+        return namespace(y).exp(height - (x[..., 0] - y[..., 0]) ** 2 - (x[..., 1] - y[..., 1]) ** 2)
+
+    return replace(board, source=f, parameters=Uniform((low,) * n + (0.15,) * 2, (high,) * n + (0.85,) * 2))
+
+
 PROBLEMS: dict[str, Callable[..., Problem]] = {
-    make.__name__: make for make in (quarters, checkerboard, lshape, ring, cookies, lognormal, inclusion, cube)
+    make.__name__: make
+    for make in (
+        *(quarters, checkerboard, lshape, ring, cookies, lognormal, inclusion, cube),
+        *(disks, waves, spot),
+    )
 }
 
 
 def _check_count(name: str, value: int, parameters: int) -> None:
     """Raises a ValueError for more parameters than memory holds, at 500 bytes per parameter for lists and tables."""
     check_memory(f"{name} = {value}, which makes {parameters:.3g} parameters,", 500.0 * parameters, f"use fewer {name}")
+
+
+def _positive(value: Any, name: str) -> float:
+    """The value as float, or a ValueError that names it."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < np.inf:
+        raise ValueError(f"{name} is {value!r}; a positive number is expected")
+    return float(value)
+
+
+def _cosines(terms: int, scale: float, decay: float) -> ExpAffine:
+    """exp(scale Σ_k y_k |k|^-decay cos(π k₁x₁) cos(π k₂x₂)) with the `terms` smallest k ≠ 0."""
+    side = range(int(1.2 * np.sqrt(terms)) + 2)  # a quarter of a disk with this radius has more than enough points
+    smallest = sorted(((m, n) for m in side for n in side if m + n > 0), key=lambda k: (k[0] ** 2 + k[1] ** 2, k[1]))
+    k = np.array(smallest[:terms], np.float64)  # (terms, 2)
+    amplitude = scale * np.linalg.norm(k, axis=1) ** -decay
+
+    def modes(x: Floats) -> Floats:
+        return np.asarray(amplitude * np.prod(np.cos(np.pi * k * x[..., None, :]), axis=-1))
+
+    return ExpAffine(0.0, modes)
 
 
 def _block_problem(d: int, blocks: int, low: float, high: float) -> Problem:
