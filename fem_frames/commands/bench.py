@@ -37,6 +37,19 @@ TRAINING_COLUMNS = {
 }
 
 
+QUERY_COLUMNS = {
+    "problem": "s",
+    "levels": "d",
+    "unknowns": "d",
+    "method": "s",
+    "ms": ".4f",
+    "solve_ms": ".4f",
+    "error": ".1e",
+    "over_D": ".2f",
+    "trained_s": ".1f",
+}
+
+
 def add(subparsers: Any) -> None:
     parser = declare(
         subparsers,
@@ -52,6 +65,13 @@ def add(subparsers: Any) -> None:
         action="store_true",
         help="time a training step instead, compared with the net alone; default problem: the paper's, 1D, J = 10",
     )
+    parser.add_argument(
+        "--queries",
+        action="store_true",
+        help="time and error of many queries instead: multigrid, learned cycles, the frame, PETSc; default problem: "
+        "disks, 2D, J = 6",
+    )
+    parser.add_argument("--learn", type=int, default=400, metavar="STEPS", help="with --queries: default: %(default)s")
     parser.add_argument("--net", default="full", help="with --training: full, separate or separate-frame")
     parser.add_argument("--optimizer", default="adam", help="with --training: adam, sgd, soap, lbfgs or ngd")
     parser.add_argument("--batch", type=int, default=64, metavar="B", help="samples at a time; default: %(default)s")
@@ -85,10 +105,27 @@ def run(parsed: argparse.Namespace) -> None:
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
     }
+    if parsed.queries:
+        show_rows(_query_rows(parsed), QUERY_COLUMNS, parsed.json, **record)
+        return
     found = _training_rows(parsed) if parsed.training else _rows(parsed, routes)
     rows = show_rows(found, TRAINING_COLUMNS if parsed.training else COLUMNS, parsed.json, **record)
     if not parsed.json and not parsed.training:
         _growth(rows)
+
+
+def _query_rows(parsed: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    from training.query_benchmark import query_rows
+
+    if parsed.training or parsed.routes is not None or parsed.dims is not None or parsed.device != "cpu":
+        raise ValueError("--queries goes without --training, --routes, --dims and --device: leave them out")
+    if parsed.learn < 0:
+        raise ValueError(f"--learn is {parsed.learn}; give the number of training steps, 0 for no learned cycles")
+    if parsed.frame is None and parsed.problem is None:
+        parsed.problem, parsed.levels = "disks", 6
+    arrays, problem = frame_of(parsed)
+    for row in query_rows(arrays, problem, parsed.batch, parsed.seconds, learn=parsed.learn):
+        yield {"problem": problem.name, "solve_ms": None, "trained_s": None, **row}
 
 
 def _training_rows(parsed: argparse.Namespace) -> Iterator[dict[str, Any]]:

@@ -93,11 +93,20 @@ class ReferenceSolver:
         self._set_up(problem, formulation, together(comm, discretise), solver, petsc_options or {}, comm)
 
     @classmethod
-    def on_frame(cls, arrays: FrameArrays, problem: Problem, *, comm: MPI.Comm = MPI.COMM_SELF) -> ReferenceSolver:
+    def on_frame(
+        cls,
+        arrays: FrameArrays,
+        problem: Problem,
+        *,
+        solver: str | None = None,
+        petsc_options: Mapping[str, Any] | None = None,
+        comm: MPI.Comm = MPI.COMM_SELF,
+    ) -> ReferenceSolver:
         """The solver on the finest mesh of a frame, without refining the mesh again."""
         made = cls.__new__(cls)
-        solver = choose_solver(arrays.formulation, None, arrays.dimension)
-        made._set_up(arrays.with_tags(problem), arrays.formulation, Discretisation.from_frame(arrays), solver, {}, comm)
+        solver = choose_solver(arrays.formulation, solver, arrays.dimension)
+        data = Discretisation.from_frame(arrays)
+        made._set_up(arrays.with_tags(problem), arrays.formulation, data, solver, petsc_options or {}, comm)
         return made
 
     def _set_up(
@@ -159,14 +168,22 @@ class ReferenceSolver:
 
     def __call__(self, y: npt.ArrayLike) -> tuple[dict[str, Floats], float]:
         """Nodal values (N,) of every field and the loss for one y (p,), on every rank. Collective."""
+        self.solve(y)
+        fields = self.gathered()
+        # The load of Neumann and Robin data acts on the first field.
+        return fields, door.integral(self._functional, self.comm) + self._given.energy(next(iter(fields.values())))
+
+    def solve(self, y: npt.ArrayLike) -> None:
+        """Solves for one y (p,) into `solution`, without gathering it. Collective."""
         checked = self.problem.check_parameters(y)
         if len(checked) != 1:
             raise ValueError(f"one y is expected, not {len(checked)}; solve_reference takes a batch")
         self._set_data(checked)
         self._solve()
-        fields = {f.name: self._gather(f, dofs) for f, dofs in zip(self._data.fields, self._dofs, strict=True)}
-        # The load of Neumann and Robin data acts on the first field.
-        return fields, door.integral(self._functional, self.comm) + self._given.energy(next(iter(fields.values())))
+
+    def gathered(self) -> dict[str, Floats]:
+        """Nodal values (N,) of every field of `solution`, on every rank. Collective."""
+        return {f.name: self._gather(f, dofs) for f, dofs in zip(self._data.fields, self._dofs, strict=True)}
 
     def _set_data(self, y: Floats) -> None:
         a, f, self._given = together(

@@ -366,25 +366,26 @@ class ConjugateDirections:
         self._A, self._top = multigrid.A, len(multigrid.matrices) - 1
         self.x = torch.zeros_like(b) if x is None else x
         self.r = b.clone() if x is None else b - self._A.rows(x)
-        z = self._cycled()
-        self._p, self.square = z, _dot(self.r, z)
-        """(B,) rᵀMr, which estimates the square of the error in the energy norm."""
+        self._p: Tensor | None = None
+        self._square = torch.zeros(b.shape[1], dtype=multigrid.wide, device=b.device)  # (B,) rᵀMr
 
     def step(self, active: Tensor | None = None) -> Tensor:
         """One iteration for the samples that are active; (B,) those for which it made sense."""
+        z = self._multigrid.cycle(self._top, None, self.r, self._plan, self._top)
+        square = _dot(self.r, z)
+        if self._p is None:
+            self._p = z
+        else:
+            ratio = torch.where(self._square > 0, square / self._square, 0.0).to(z.dtype)
+            self._p = torch.addcmul(z, ratio, self._p)
+        self._square = square
         product = self._A.rows(self._p)
         curvature = _dot(self._p, product)
-        good = (curvature > 0) & torch.isfinite(curvature) & (self.square > 0)
+        good = (curvature > 0) & torch.isfinite(curvature) & (square > 0)
         good = good if active is None else good & active
-        size = torch.where(good, self.square / curvature, 0.0).to(self.x.dtype)
-        self.x = self.x + size * self._p
-        self.r = self.r - size * torch.where(good, product, 0.0)
-        z = self._cycled()
-        new = _dot(self.r, z)
-        ratio = torch.where(good, new / self.square, 0.0).to(self.x.dtype)
-        self._p = z + ratio * self._p
-        self.square = torch.where(good, new, self.square)
+        size = torch.where(good, square / curvature, 0.0).to(z.dtype)
+        if not good.all():
+            product = torch.where(good, product, 0.0)  # 0 times infinity is not 0
+        self.x = torch.addcmul(self.x, size, self._p)
+        self.r = torch.addcmul(self.r, size, product, value=-1)
         return good
-
-    def _cycled(self) -> Tensor:
-        return self._multigrid.cycle(self._top, None, self.r, self._plan, self._top)
