@@ -31,6 +31,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "fenicsx: reference, sweep": ("fem_frames.fenicsx",),
     "operators": ("fem_frames.operators",),
     "formulations": ("fem_frames.formulations",),
+    "outputs": ("fem_frames.outputs",),
     "solvers": ("fem_frames.solvers",),
     "studies": ("fem_frames.studies",),
     "nets": ("nets",),

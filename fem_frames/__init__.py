@@ -12,6 +12,15 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "FrameArrays": "frame.arrays",
+    "BoundaryFlux": "outputs",
+    "LinearFunctional": "outputs",
+    "OutputMap": "outputs",
+    "PointValues": "outputs",
+    "RegionMean": "outputs",
+    "OutputValues": "solvers.output_bounds",
+    "certify_outputs": "solvers.output_bounds",
+    "differentiable_solve": "solvers.differentiable",
+    "solve_linear": "solvers.solution",
     "ErrorBound": "solvers.bounds",
     "certify": "solvers.bounds",
     "error_bound": "solvers.bounds",
@@ -97,6 +106,7 @@ if TYPE_CHECKING:
     from fem_frames.operators.cells import Congruent
     from fem_frames.operators.frame import Frame
     from fem_frames.operators.linear import LinearOperator
+    from fem_frames.outputs import BoundaryFlux, LinearFunctional, OutputMap, PointValues, RegionMean
     from fem_frames.problem.boundary import Parameter
     from fem_frames.problem.catalogue import PROBLEMS
     from fem_frames.problem.coefficients import Affine, ByRegion, ExpAffine, Pointwise, namespace
@@ -104,9 +114,11 @@ if TYPE_CHECKING:
     from fem_frames.problem.loading import make_problem
     from fem_frames.solvers.bounds import ErrorBound, certify, error_bound
     from fem_frames.solvers.conjugate_gradients import conjugate_gradients
+    from fem_frames.solvers.differentiable import differentiable_solve
     from fem_frames.solvers.friedrichs import friedrichs_constant
     from fem_frames.solvers.multigrid import Cycle, Multigrid
-    from fem_frames.solvers.solution import Solution, solve
+    from fem_frames.solvers.output_bounds import OutputValues, certify_outputs
+    from fem_frames.solvers.solution import Solution, solve, solve_linear
     from fem_frames.solvers.spectra import condition_numbers, flux_bounds, frame_bounds, frame_condition
 
     __all__ = [
@@ -114,6 +126,7 @@ if TYPE_CHECKING:
         "PROBLEMS",
         "RT0",
         "Affine",
+        "BoundaryFlux",
         "ByRegion",
         "Circle",
         "Congruent",
@@ -132,25 +145,32 @@ if TYPE_CHECKING:
         "Gaussian",
         "Grid",
         "LeastSquares",
+        "LinearFunctional",
         "LinearOperator",
         "MeshArrays",
         "MeshHierarchy",
         "Multigrid",
+        "OutputMap",
+        "OutputValues",
         "P1Values",
         "Parameter",
+        "PointValues",
         "Pointwise",
         "Problem",
         "QuadraticFormulation",
         "ReferenceSolutions",
         "ReferenceSolver",
+        "RegionMean",
         "Solution",
         "Sphere",
         "Sweep",
         "Uniform",
         "WeightedLeastSquares",
         "certify",
+        "certify_outputs",
         "condition_numbers",
         "conjugate_gradients",
+        "differentiable_solve",
         "dirichlet_values",
         "error_bound",
         "error_norms",
@@ -168,6 +188,7 @@ if TYPE_CHECKING:
         "read_gmsh",
         "run_sweep",
         "solve",
+        "solve_linear",
         "solve_reference",
     ]
 else:  # type checkers would take it to mean that there is every name

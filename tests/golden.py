@@ -245,7 +245,7 @@ QUERIED = "full, square, float32"
 def surrogate_numbers(surrogate):
     y = make_problem("checkerboard").parameters.sample(3, 5)
     better = surrogate.improve(y, 1e-8)
-    return golden(*surrogate(y).values(), surrogate.error_bound(y), better.w, surrogate.loss(y))
+    return golden(*surrogate(y).values(), surrogate.error_bound(y), better.values["u"], surrogate.loss(y))
 
 
 def write_files():

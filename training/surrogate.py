@@ -31,6 +31,7 @@ from fem_frames.operators.products import accumulation_dtype
 from fem_frames.problem.definition import Problem, Uniform, whole_number
 from fem_frames.solvers.bounds import ErrorBound, certify, error_bound
 from fem_frames.solvers.conjugate_gradients import ConvergenceError
+from fem_frames.solvers.output_bounds import OutputValues, certify_outputs
 from fem_frames.solvers.solution import make_solver
 from fem_frames.studies.plots import check_plot
 from fem_frames.studies.solution_plots import check_drawable, plot_solutions
@@ -39,6 +40,7 @@ from nets.multigrid import MultigridNet
 from training.answers import as_arrays, has_flux, summary, values_at
 from training.description import NetDescription
 from training.output import check_format, export_net, make_function, write_series
+from training.outputs import Outputs, differentiable_output
 from training.own import OwnModule, OwnPartError, OwnParts
 from training.saved_problem import fingerprint, problem_content, saved_problem
 from training.tensor_files import load_tensors, save_tensors
@@ -144,6 +146,15 @@ class Surrogate:
     def certify(self, y: npt.ArrayLike | Tensor, norm: str | None = None) -> ErrorBound:
         """The bounds of `error_bound`, absolute and relative, with their norm."""
         return certify(self.formulation, self.coefficients(y), self._exact_samples(y), norm)
+
+    def output(self, y: npt.ArrayLike | Tensor, outputs: Outputs, adjoint: bool = False) -> OutputValues:
+        """Outputs (B, s) of the solutions with bounds; `adjoint` corrects them. See `fem_frames.certify_outputs`."""
+        return certify_outputs(self.formulation, self.coefficients(y), self._exact_samples(y), outputs, adjoint)
+
+    def differentiable_output(self, y: Tensor, outputs: Outputs) -> Tensor:
+        """(B, s) outputs of the net's solutions, with gradients in y."""
+        self._checked(y)  # raises if y is wrong
+        return differentiable_output(self, y, outputs)
 
     def improve(
         self, y: npt.ArrayLike | Tensor, tol: float, max_iterations: int = 1000, norm: str | None = None

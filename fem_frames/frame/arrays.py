@@ -20,6 +20,7 @@ from fem_frames.files import load_arrays, one_line, save_arrays
 from fem_frames.frame.boundary import BoundaryFacets, LiftShape, shapes_from_flat
 from fem_frames.frame.curvature import moved_points
 from fem_frames.frame.elements import Element, find_element, unrecorded_element
+from fem_frames.frame.facet_groups import FacetGroups
 from fem_frames.frame.families import FrameFamily
 from fem_frames.frame.frame_checks import check_frame, check_geometry, check_record
 from fem_frames.frame.sparse import SparseMatrix
@@ -90,6 +91,8 @@ class FrameArrays:
     """The problem's name and options, and the versions of the software that made the arrays."""
     boundary: BoundaryFacets | None = None
     """Facets whose data enter the functional for each y; None if no boundary data are evaluated for each y."""
+    groups: FacetGroups | None = None
+    """All finest boundary facets, for outputs; None in files of earlier versions and in coarsened frames."""
     _simplices: dict[tuple[int, int], tuple[Ints, Ints]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -209,6 +212,7 @@ class FrameArrays:
             regions=tags.astype(np.int64),
             neumann_load=load,
             boundary=None if self.boundary is None else self.boundary.coarsened(count),
+            groups=self.groups if count == len(self.levels) else None,
         )
 
     def without(self, family: str) -> FrameArrays:
@@ -330,6 +334,7 @@ class FrameArrays:
                 length=record.get("length", 1.0),
                 record=record["record"],
                 boundary=BoundaryFacets.from_flat(flat, len(count)),
+                groups=FacetGroups.from_flat(flat),
                 **{name: flat[name] for name in _OWN_ARRAYS},
             )
             check_geometry(made)
@@ -354,7 +359,9 @@ class FrameArrays:
             flat |= {f"family.{family.name}.free{j}": free for j, free in enumerate(family.free)}
             for j, rows in enumerate(family.functions):
                 flat |= {f"family.{family.name}.{name}{j}": getattr(rows, name) for name in _ROWS}
-        return flat if self.boundary is None else flat | self.boundary.flat()
+        for part in (self.boundary, self.groups):
+            flat |= {} if part is None else part.flat()
+        return flat
 
 
 def _elements(record: Mapping[str, Any], dimension: int) -> list[Element]:

@@ -16,6 +16,7 @@ from fem_frames.frame.coarse_space import size_limit
 from fem_frames.frame.curvature import check_elements
 from fem_frames.frame.discretisation import Discretisation
 from fem_frames.frame.elements import Element
+from fem_frames.frame.facet_groups import FacetGroups
 from fem_frames.frame.families import FieldLevel, FrameFamily
 from fem_frames.frame.witnesses import neumann_witnesses
 from fem_frames.mesh.hierarchy import MeshHierarchy
@@ -77,6 +78,7 @@ def export_frame(
         neumann_load=data.neumann_load,
         length=length,
         boundary=None if data.boundary is None else data.boundary.from_level(first),
+        groups=FacetGroups.from_hierarchy(hierarchy, problem),
         record={
             "problem": problem.name,
             "options": dict(problem.options),
@@ -85,6 +87,7 @@ def export_frame(
             "neumann": neumann_witnesses(hierarchy, problem),
             **({"normalisation": problem.normalisation} if problem.normalisation != "H1" else {}),
             **({"region_names": dict(hierarchy.region_names)} if hierarchy.region_names else {}),
+            **({"facet_names": dict(hierarchy.facet_names)} if hierarchy.facet_names else {}),
             **({"curved": sorted(map(str, problem.curved))} if problem.curved else {}),
             **door.versions(),
         },

@@ -13,7 +13,7 @@ from fem_frames.mesh.simplices import p1_gradients
 if TYPE_CHECKING:
     from fem_frames.frame.arrays import FrameArrays
 
-WHOLE = ("cells", "ends", "free", "regions", "starts", "columns", "facets", "conditions")
+WHOLE = ("cells", "ends", "free", "regions", "starts", "columns", "facets", "conditions", "tags")
 """Names of arrays of whole numbers; all other arrays are in float64."""
 
 
@@ -69,6 +69,8 @@ def check_frame(frame: FrameArrays) -> None:
 def _check_boundary(frame: FrameArrays) -> None:
     """Shapes and boundary facets have tables for all levels that fit the mesh."""
     boundary, count = frame.boundary, len(frame.levels)
+    if frame.groups is not None:
+        frame.groups.check(len(frame.points), frame.dimension)
     shapes = [(f, shape) for f in frame.fields for shape in f.shapes]
     for f, shape in shapes:
         if [values.shape for values in shape.values] != [lift.shape for lift in f.lift]:
@@ -191,7 +193,8 @@ def check_record(record: Any) -> None:
     fits &= isinstance(made, dict) and isinstance(made.get("options", {}), dict)
     witnesses = made.get("neumann", []) if isinstance(made, dict) else []
     fits &= isinstance(witnesses, list) and all(map(_is_witness, witnesses))
-    names = made.get("region_names", {}) if isinstance(made, dict) else {}  # only of meshes that have names
-    fits &= isinstance(names, dict) and all(type(tag) is int for tag in names.values())
+    for key in ("region_names", "facet_names"):  # only of meshes that have names
+        names = made.get(key, {}) if isinstance(made, dict) else {}
+        fits &= isinstance(names, dict) and all(type(tag) is int for tag in names.values())
     if not fits:
         raise ValueError("fields, families or the record have other types than in a frame")

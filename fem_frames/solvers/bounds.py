@@ -118,8 +118,18 @@ def _bound(formulation: Formulation, w: Tensor, y: Tensor, norm: ErrorNorm) -> T
 
 
 def _from_residual(formulation: Formulation, w: Tensor, y: Tensor) -> Tensor:
-    """(B,) √(rᵀ M⁺ r) bounded by one step of Gauss-Radau quadrature, for M = DᵀC_yD and the residual r."""
-    r, least = formulation.residual(w, y), _lower_bound(formulation, y)
+    """(B,) the energy norm of the error, which is the dual norm of the residual."""
+    load = formulation.load(y)
+    # Near the solution the residual is rounding, which M need not see.
+    return dual_norm_bound(formulation, formulation.residual(w, y), y, 1e-20 * dot(load, load))
+
+
+def dual_norm_bound(formulation: Formulation, r: Tensor, y: Tensor, rounding: Tensor | float = 0.0) -> Tensor:
+    """(B,) √(rᵀ M⁺ r) for r (B, Nhat) in the range of M = DᵀC_yD, bounded by one step of Gauss-Radau quadrature.
+
+    Where |r|² is at most `rounding` the bound is |r|² / λ.
+    """
+    least = _lower_bound(formulation, y)
     square = dot(r, r)
     plain = square / least  # M ≥ `least` on the complement of its kernel, which contains r
     image = formulation.stable(y)(r)
@@ -128,10 +138,8 @@ def _from_residual(formulation: Formulation, w: Tensor, y: Tensor) -> Tensor:
     spread = torch.where(square > 0, dot(rest, rest) / square, 0.0)
     below = mean * (mean - least) + spread
     sharp = square * (mean - least + spread / least) / below
-    # Near the solution r is rounding, which M need not see: then the plain bound counts.
-    load = formulation.load(y)
-    seen = (mean > least) & (below > 0) & (square > 1e-20 * dot(load, load))
-    # The sharp bound may be the error itself, up to the rounding of these sums.
+    seen = (mean > least) & (below > 0) & (square > rounding)
+    # The sharp bound may be the norm itself, up to the rounding of these sums.
     return torch.where(seen, torch.minimum((1 + 1e-9) * sharp, plain), plain).sqrt()
 
 

@@ -384,8 +384,7 @@ class ConjugateDirections:
         good = (curvature > 0) & torch.isfinite(curvature) & (square > 0)
         good = good if active is None else good & active
         size = torch.where(good, square / curvature, 0.0).to(z.dtype)
-        if not good.all():
-            product = torch.where(good, product, 0.0)  # 0 times infinity is not 0
+        product = torch.where(good, product, 0.0)  # 0 times infinity is not 0
         self.x = torch.addcmul(self.x, size, self._p)
         self.r = torch.addcmul(self.r, size, product, value=-1)
         return good

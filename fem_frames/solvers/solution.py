@@ -202,7 +202,11 @@ def solve(
 def solve_linear(
     formulation: Formulation, y: Tensor, b: Tensor, tol: float = 1e-10, max_iterations: int = 1000
 ) -> Solution:
-    """Solves DᵀC_yD w = b for functionals b (B, Nhat) on the frame, as adjoint solves need it, refined in float64."""
+    """Solves DᵀC_yD w = b for functionals b (B, Nhat) of u on the frame, as adjoint solves need it, in float64.
+
+    A vector b that belongs to no functional of u is not in the range of the matrix and raises a ConvergenceError.
+    See docs/queries.md.
+    """
     y, wide = formulation.check_parameters(y), _check_accuracy(formulation.frame.dtype, tol, torch.float64)
     M = _in(formulation, wide).stable(y.to(wide))
     M.check(b.to(wide), M.shape[1])
