@@ -343,7 +343,7 @@ def test_vmap_over_samples():
 def test_functions_are_evaluated_batch_last_and_solutions_are_petscs(name, degree):
     problem = replace(make_problem(name), quadrature_degree=degree)
     arrays = export_frame(MeshHierarchy.from_problem(problem, 3), problem)
-    formulation = make_formulation(Frame.from_arrays(arrays), problem)
+    formulation = make_formulation(Frame.from_arrays(arrays, torch.float64), problem)
     y = samples(problem, 3)
     values = formulation.coefficient(y) if name == "disks" else formulation.source(y)
     assert values.shape == (len(arrays.volumes), 1 if degree == 1 else 3, 3)
@@ -360,8 +360,8 @@ def test_functions_that_rely_on_the_axes_of_x_and_y_keep_them():
 
     problem = Problem(Grid((1, 1)), Pointwise(a), Uniform((0.0,), (1.0,)))
     arrays = export_frame(MeshHierarchy.from_problem(problem, 2), problem)
-    formulation = make_formulation(Frame.from_arrays(arrays), problem)
+    formulation = make_formulation(Frame.from_arrays(arrays, torch.float64), problem)
     y = samples(problem, 3)
     plain = replace(problem, coefficient=Pointwise(lambda x, y: 1 + y[..., 0] * x[..., 0]))
-    other = make_formulation(Frame.from_arrays(arrays), plain)
+    other = make_formulation(Frame.from_arrays(arrays, torch.float64), plain)
     torch.testing.assert_close(formulation.coefficient(y), other.coefficient(y))
