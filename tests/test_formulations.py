@@ -336,3 +336,32 @@ def test_vmap_over_samples():
     y, w = samples(formulation.problem, 3), torch.randn(3, formulation.frame.frame_size, dtype=torch.float64)
     found = torch.vmap(lambda w, y: formulation.loss(w, y)[0])(w, y)
     torch.testing.assert_close(found, formulation.loss(w, y), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["disks", "spot"])
+@pytest.mark.parametrize("degree", [1, 2])
+def test_functions_are_evaluated_batch_last_and_solutions_are_petscs(name, degree):
+    problem = replace(make_problem(name), quadrature_degree=degree)
+    arrays = export_frame(MeshHierarchy.from_problem(problem, 3), problem)
+    formulation = make_formulation(Frame.from_arrays(arrays, torch.float64), problem)
+    y = samples(problem, 3)
+    values = formulation.coefficient(y) if name == "disks" else formulation.source(y)
+    assert values.shape == (len(arrays.volumes), 1 if degree == 1 else 3, 3)
+    assert values.is_contiguous()
+    reference = solve_reference(problem, y.numpy(), 3)
+    u = formulation.synthesise(solve(formulation, y, 1e-13).w)["u"]
+    np.testing.assert_allclose(u, reference.u, rtol=0, atol=1e-9)
+
+
+def test_functions_that_rely_on_the_axes_of_x_and_y_keep_them():
+    def a(x, y):
+        assert x.ndim == 3
+        return 1 + y[:, :, :, 0] * x[:, :, 0]
+
+    problem = Problem(Grid((1, 1)), Pointwise(a), Uniform((0.0,), (1.0,)))
+    arrays = export_frame(MeshHierarchy.from_problem(problem, 2), problem)
+    formulation = make_formulation(Frame.from_arrays(arrays, torch.float64), problem)
+    y = samples(problem, 3)
+    plain = replace(problem, coefficient=Pointwise(lambda x, y: 1 + y[..., 0] * x[..., 0]))
+    other = make_formulation(Frame.from_arrays(arrays, torch.float64), plain)
+    torch.testing.assert_close(formulation.coefficient(y), other.coefficient(y))

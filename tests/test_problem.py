@@ -180,7 +180,7 @@ def test_bad_levels_are_refused(levels):
             "dirichlet_value is .* it must be a number, a Parameter or a function",
         ),
         (lambda: square(options={"a": np.ones(2)}), "recorded as JSON"),
-        (lambda: square(quadrature_degree=1), "quadrature_degree is 1; a whole number of at least 2"),
+        (lambda: square(quadrature_degree=0), "quadrature_degree is 0; a whole number of at least 1"),
         (lambda: square(quadrature_degree=2.5), "quadrature_degree is 2.5"),
         (lambda: square(quadrature_degree=99), "at most 30 is supported"),
         (lambda: square(first_level=-1), "first_level is -1"),

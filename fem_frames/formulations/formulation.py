@@ -31,7 +31,7 @@ from fem_frames.formulations.registry import register
 from fem_frames.frame import level_matrices
 from fem_frames.frame.fields import Field
 from fem_frames.mesh.geometry import Floats
-from fem_frames.operators.cells import CellBlocks, Congruent, cells_last
+from fem_frames.operators.cells import CellBlocks, Congruent, PointSum, cells_last
 from fem_frames.operators.checking import is_plain, unchecked, unseen
 from fem_frames.operators.coordinates import Coordinates
 from fem_frames.operators.frame import Frame, make_synthesis
@@ -118,6 +118,7 @@ class Formulation(ABC):
         self._points = self._as_data(points)  # (K, Q, d)
         self._data = PointData(problem, self._points, tuple(self._as_data(table) for table in coefficient_tables))
         self._weights = self._as_data(arrays.rule_weights)  # (Q,)
+        self._sum_points = PointSum(self._weights)
         lift = self._as_data(level_matrices.lift_states(arrays))[None]  # (1, K m)
         self._lift = self.rounded(lift, "the Dirichlet data")
         self.derived: dict[str, Any] = {}
@@ -175,7 +176,7 @@ class Formulation(ABC):
 
     def mean(self, values: Tensor) -> Tensor:
         """(K, B) means over cells of values (K, Q, B) at quadrature points, or (K, 1, B) constant on cells."""
-        return (values[:, 0] if values.shape[1] == 1 else (self._weights[:, None] * values).sum(1)).contiguous()
+        return (values[:, 0] if values.shape[1] == 1 else self._sum_points(values)).contiguous()
 
     def rounded(self, values: Tensor, what: str) -> Tensor:
         """The values in the frame's dtype; raises a ValueError if they exceed its range."""

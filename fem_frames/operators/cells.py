@@ -1,12 +1,13 @@
 """Operators that act cell by cell, for C_y and A_y, and products BᵀMB.
 
-B samples, K finest cells, m numbers in a cell's state.
+B samples, K finest cells, Q quadrature points in a cell, m numbers in a cell's state.
 """
 
 from __future__ import annotations
 
 from torch import Tensor
 
+from fem_frames.operators.checking import is_watched
 from fem_frames.operators.linear import LinearOperator, batch_last, dot
 
 
@@ -81,6 +82,22 @@ class Congruent(LinearOperator):
         if isinstance(self.M, Congruent):
             return self.M.quadratic(inner)
         return dot(self.M(inner), inner)
+
+
+class PointSum:
+    """Sums values (K, Q, B) at the quadrature points of cells to (K, B), with one weight per point."""
+
+    def __init__(self, weights: Tensor) -> None:
+        """`weights` (Q,)."""
+        self._weights, self._numbers = weights[:, None], weights.tolist()
+
+    def __call__(self, values: Tensor) -> Tensor:
+        if len(self._numbers) > 4 or is_watched(values):  # the gradient of a slice has the size of `values`
+            return (self._weights * values).sum(1)
+        total = self._numbers[0] * values[:, 0]  # temporaries have the size of a slice
+        for q, weight in enumerate(self._numbers[1:], 1):
+            total += weight * values[:, q]
+        return total
 
 
 def cells_last(x: Tensor, size: int) -> Tensor:

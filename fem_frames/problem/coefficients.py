@@ -140,10 +140,16 @@ class Affine:
         return np.broadcast_to(mean, points.shape[:2]).copy(), modes
 
     def evaluate(self, tables: tuple[Array, ...], y: Array) -> Array:
+        return self._sum(tables, y).swapaxes(1, 2).swapaxes(0, 1)  # batch last in memory
+
+    def _sum(self, tables: tuple[Array, ...], y: Array) -> Array:
+        """(K, Q, B) mean and weighted modes, in memory that no one else uses."""
         mean, modes = tables  # (K, Q), (K, Q, p)
         if modes.shape[-1] != y.shape[-1]:
             raise ValueError(f"there are {modes.shape[-1]} modes for p = {y.shape[-1]} parameters; give one for each")
-        return (mean[..., None] + modes @ y.T).swapaxes(1, 2).swapaxes(0, 1)  # batch last in memory
+        values = modes @ y.T  # (K, Q, B)
+        values += mean[..., None]  # in place: autograd does not need the product
+        return values
 
 
 @dataclass(frozen=True)
@@ -151,7 +157,9 @@ class ExpAffine(Affine):
     """a_y(x) = exp(mean(x) + Σ_k y_k modes_k(x)), lognormal if y is normal. See docs/problems.md."""
 
     def evaluate(self, tables: tuple[Array, ...], y: Array) -> Array:
-        return namespace(y).exp(super().evaluate(tables, y))
+        values = self._sum(tables, y)
+        values = np.exp(values, out=values) if isinstance(values, np.ndarray) else values.exp_()
+        return values.swapaxes(1, 2).swapaxes(0, 1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -236,7 +236,7 @@ def _check_data(problem: Problem) -> None:
         if not isinstance(problem.length, numbers_of.Real) or not 0 < problem.length < np.inf:
             raise ValueError(f"length is {problem.length!r}; a positive number is expected, or None")
         object.__setattr__(problem, "length", float(problem.length))
-    for name, least in (("quadrature_degree", 2), ("first_level", 0), ("resolved_from", 0)):
+    for name, least in (("quadrature_degree", 1), ("first_level", 0), ("resolved_from", 0)):
         object.__setattr__(problem, name, whole_number(getattr(problem, name), name, least))
     if problem.quadrature_degree > 30:
         raise ValueError(f"quadrature_degree is {problem.quadrature_degree}; at most 30 is supported")

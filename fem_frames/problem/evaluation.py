@@ -1,21 +1,28 @@
 """Evaluates a_y and f_y at the quadrature points of cells for a batch of y, in NumPy or torch.
 
+Tensors have the batch last in memory, as operators want it, if there are few points in a cell: strides of (K, Q, B).
+
 B samples, K cells, Q points in a cell, d dimension, p parameters.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fem_frames.files import one_line
 from fem_frames.problem.callbacks import called
-from fem_frames.problem.coefficients import HOW, Array, namespace
+from fem_frames.problem.coefficients import HOW, Array, Pointwise, namespace
 from fem_frames.problem.parameters import numbers
 
 if TYPE_CHECKING:
     from fem_frames.problem.definition import Problem
+
+
+MOST_POINTS = 4
+"""Sums over more points than this round differently with the batch last, so functions keep the batch first there."""
 
 
 class NotFiniteError(ValueError):
@@ -28,18 +35,30 @@ class PointData:
     def __init__(self, problem: Problem, points: Array, tables: tuple[Array, ...]) -> None:
         """`tables` come from `Problem.tabulate` for the points."""
         self.problem, self.points, self._tables = problem, points, tables
+        coefficient = problem.coefficient
+        self._last_coefficient = (
+            isinstance(coefficient, Pointwise)
+            and type(coefficient).evaluate is Pointwise.evaluate
+            and _acts_pointwise(coefficient.function, problem, points)
+        )
+        self._last_source = callable(problem.source) and _acts_pointwise(problem.source, problem, points)
 
     def coefficient(self, y: Array) -> Array:
         """(B, K, Q) values of a_y, or (B, K, 1) if constant on cells; not checked to be positive."""
-        coefficient = self.problem.coefficient
+        coefficient, shape = self.problem.coefficient, (len(y), *self.points.shape[:2])
         function = getattr(coefficient, "function", None)
+        if self._last_coefficient:
+            values = called("the coefficient", function, HOW, batch_last, function, self.points, y)
+            return spread(values, y, shape, "the coefficient a")
         values = called("the coefficient", function, HOW, coefficient.evaluate, self._tables, y)
-        return spread(values, y, (len(y), *self.points.shape[:2]), "the coefficient a")
+        return spread(values, y, shape, "the coefficient a")
 
     def source(self, y: Array) -> Array:
         """(B, K, Q) values of f_y, or (B, K, 1); not checked to be finite."""
         function = self.problem.source
-        if callable(function):
+        if self._last_source:
+            values = called("the source", function, HOW, batch_last, function, self.points, y)
+        elif callable(function):
             values = called("the source", function, HOW, function, self.points, y[:, None, None, :])
         else:
             values = function
@@ -47,7 +66,7 @@ class PointData:
 
     def check_coefficient(self, a: Array, y: Array) -> None:
         """Raises a ValueError unless the values (B, K, ·) are positive and finite."""
-        low, high = (a.min(), a.max()) if isinstance(a, np.ndarray) else a.aminmax()
+        low, high = _range(a)
         if low > 0 and high < np.inf:  # NaN fails this test too
             return
         sample, cell, q = _first(~((a > 0) & (a < np.inf)))
@@ -59,14 +78,50 @@ class PointData:
 
     def check_source(self, f: Array, y: Array) -> None:
         """Raises a NotFiniteError unless the values (B, K, ·) are finite."""
-        finite = namespace(f).isfinite(f)
-        if finite.all():
+        low, high = _range(f)
+        if low > -np.inf and high < np.inf:  # NaN fails this test too
             return
-        sample, cell, q = _first(~finite)
+        sample, cell, q = _first(~namespace(f).isfinite(f))
         raise NotFiniteError(
             f"f is {float(f[sample, cell, q])} for y = {numbers(y[sample].tolist())} at x = "
             f"{numbers(self.points[cell, q].tolist())}: fix the source"
         )
+
+
+def batch_last(function: Callable[[Array, Array], Array], points: Array, y: Array) -> Any:
+    """The values (B, K, Q) of a function of x and y with strides of (K, Q, B), or what else it returns.
+
+    The function sees x (K, Q, 1, d) and y (1, 1, B, p), so that plain broadcasting makes tensors with the batch last.
+    """
+    values = function(points[:, :, None], y.T.contiguous().T[None, None])
+    return values.permute(2, 0, 1) if getattr(values, "ndim", 0) == 3 else values
+
+
+def _acts_pointwise(function: Callable[[Array, Array], Array], problem: Problem, points: Array) -> bool:
+    """Whether a user's function has the same values if x and y have the axes of `batch_last`.
+
+    Functions that write x[..., i] and y[..., k] do. Others may rely on x (K, Q, d) and y (B, 1, 1, p), which a trial
+    detects, with lengths of axes that differ from each other. Only tensors have a choice of memory layout.
+    """
+    if isinstance(points, np.ndarray) or len(points) == 0 or points.shape[1] > MOST_POINTS:
+        return False
+    import torch
+
+    p, d = problem.parameters.dimension, points.shape[-1]
+    K, Q, B = [n for n in range(5, 10) if n not in (p, d)][:3]
+    y = torch.as_tensor(problem.parameters.sample(B, 0)).to(points)
+    few = points[:K].reshape(-1, d)
+    x = few.repeat(-(-K * Q // len(few)), 1)[: K * Q].reshape(K, Q, d)
+    try:
+        with torch.no_grad():
+            plain = spread(function(x.clone(), y.clone()[:, None, None, :]), y, (B, K, Q), "")
+            other = batch_last(function, x.clone(), y)
+            made = spread(other, y, (B, K, Q), "")
+    except (Exception, SystemExit):  # evaluating it in earnest reports the error
+        return False
+    rounding = 100 * torch.finfo(y.dtype).eps * plain.abs().amax().nan_to_num(0.0, 0.0, 0.0)
+    fits = getattr(other, "ndim", 0) in (0, 3) and made.shape == plain.shape
+    return fits and torch.allclose(made, plain, rtol=0.0, atol=float(rounding), equal_nan=True)
 
 
 def spread(found: Any, like: Array, shape: tuple[int, int, int], what: str) -> Array:
@@ -113,6 +168,14 @@ def _misfit(what: str, found: Any, expected: tuple[int, ...]) -> ValueError:
         f"{what} has values of shape {tuple(found)}, which do not fit {expected}; "
         "functions of x and y write x[..., i] and y[..., k]"
     )
+
+
+def _range(values: Array) -> tuple[Array, Array]:
+    """The least and the greatest of values (B, K, ·), NaN if one of them is."""
+    if isinstance(values, np.ndarray):
+        return values.min(), values.max()
+    low, high = values.permute(1, 2, 0).aminmax()  # contiguous like this; it would copy other tensors
+    return low, high
 
 
 def _first(wrong: Array) -> tuple[int, ...]:
