@@ -129,7 +129,10 @@ class BoundaryFlux(Output):
 
 @dataclass(frozen=True, eq=False)
 class LinearFunctional(Output):
-    """The product of a vector (n,), or of rows (s, n), with all nodal values of a field, given ones included."""
+    """The product of a vector (n,), or of rows (s, n), with all nodal values of a field, given ones included.
+
+    See docs/surrogates.md.
+    """
 
     vector: npt.ArrayLike
     field: str = "u"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,16 @@ def fingerprint(exact: Formulation) -> list[float]:
     w = torch.linspace(-1, 1, size, dtype=torch.float64, device=device).expand(2, -1)
     y = torch.as_tensor(exact.problem.parameters.sample(2, 0), device=device)
     return [float(value) for value in exact.loss(w, y)]
+
+
+def check_saved(content: Mapping[str, Any]) -> None:
+    """Raises a ValueError unless the record has the types that `save_net` writes."""
+    record = content.get("record")
+    known = record.get("fingerprint") if isinstance(record, dict) else []
+    if not isinstance(record, dict) or not isinstance(known, list | None):
+        raise ValueError("its record has other types than a surrogate's")
+    if known is not None and not all(isinstance(value, float) for value in known):
+        raise ValueError("its fingerprint has no numbers")
 
 
 def _converted(value: Any, kind: type, convert: Callable[[Any], Any]) -> Any:

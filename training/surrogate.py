@@ -42,7 +42,7 @@ from training.description import NetDescription
 from training.output import check_format, export_net, make_function, write_series
 from training.outputs import Outputs, differentiable_output
 from training.own import OwnModule, OwnPartError, OwnParts
-from training.saved_problem import fingerprint, problem_content, saved_problem
+from training.saved_problem import check_saved, fingerprint, problem_content, saved_problem
 from training.tensor_files import load_tensors, save_tensors
 
 if TYPE_CHECKING:
@@ -333,7 +333,7 @@ class Surrogate:
         try:
             description = NetDescription.from_record(content["net"], content["weights"], arrays)
             made = description.restored(content["weights"], arrays, device, net, folder, problem)
-            _check_saved(content)
+            check_saved(content)
         except OwnPartError:
             raise
         except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
@@ -382,6 +382,11 @@ class Surrogate:
 
     def export(self, path: str | Path) -> None:
         """Writes the net, y to frame coefficients, for programs without fem-frames: .pt2 (torch.export) or .onnx."""
+        if isinstance(self.net, MultigridNet):
+            raise ValueError(
+                "the net multigrid solves on its mesh and has no program for other software: load the surrogate, which "
+                "needs torch only, or train another net"
+            )
         export_net(self.net, self.description.parameters, Path(path))
 
     def _values(self, y: npt.ArrayLike | Tensor, flux: bool = False) -> dict[str, Floats]:
@@ -390,13 +395,3 @@ class Surrogate:
         if flux and not has_flux(self.arrays):
             found["flux"] = self.flux(y).cpu().numpy()
         return found
-
-
-def _check_saved(content: Mapping[str, Any]) -> None:
-    """Raises a ValueError unless the record has the types that `save_net` writes."""
-    record = content.get("record")
-    known = record.get("fingerprint") if isinstance(record, dict) else []
-    if not isinstance(record, dict) or not isinstance(known, list | None):
-        raise ValueError("its record has other types than a surrogate's")
-    if known is not None and not all(isinstance(value, float) for value in known):
-        raise ValueError("its fingerprint has no numbers")

@@ -16,8 +16,10 @@ from fem_frames.commands import (
     export_net,
     info,
     iterations,
+    outputs,
     plot,
     problems,
+    quadrature,
     query,
     reference,
     report,
@@ -27,8 +29,8 @@ from fem_frames.commands import (
 )
 
 COMMANDS = (
-    *(info, problems, export, reference, condition, iterations, rounding, bench),
-    *(train, evaluate, query, plot, export_net, tables, report),
+    *(info, problems, export, reference, condition, iterations, rounding, quadrature, bench),
+    *(train, evaluate, query, outputs, plot, export_net, tables, report),
 )
 
 

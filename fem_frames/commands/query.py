@@ -72,7 +72,7 @@ def add(subparsers: Any) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
-    y = _given_samples(parsed)
+    y = given_samples(parsed)
     surrogate = load_run(parsed)
     _check_files(parsed, surrogate, len(y))
     samples = surrogate.problem.check_parameters(y)
@@ -88,7 +88,7 @@ def run(parsed: argparse.Namespace) -> None:
         _show_several(parsed, surrogate, samples, found, fields, written)
 
 
-def _given_samples(parsed: argparse.Namespace) -> list[list[float]]:
+def given_samples(parsed: argparse.Namespace) -> list[list[float]]:
     """The samples of --y, then those of --y-file."""
     given = [parameters_of(text) for text in parsed.y]
     if parsed.y_file is not None:

@@ -92,9 +92,7 @@ class Formulation(ABC):
     def __init__(self, frame: Frame, problem: Problem) -> None:
         if not isinstance(frame, Frame) or not isinstance(problem, Problem):
             kinds = f"{type(frame).__name__} and {type(problem).__name__}"
-            raise ValueError(
-                f"a Frame and a Problem are expected, not {kinds}; make them by Frame.from_arrays and make_problem"
-            )
+            raise ValueError(f"a Frame and a Problem are expected, not {kinds}; use Frame.from_arrays and make_problem")
         arrays = frame.arrays
         if arrays.formulation != self.name:
             raise ValueError(
@@ -122,7 +120,7 @@ class Formulation(ABC):
         lift = self._as_data(level_matrices.lift_states(arrays))[None]  # (1, K m)
         self._lift = self.rounded(lift, "the Dirichlet data")
         self.derived: dict[str, Any] = {}
-        """Parts that solvers make from the formulation once, such as the levels of multigrid."""
+        """What solvers make of the formulation once, such as the levels of multigrid."""
         self.boundary: BoundaryTerms | None = None
         """Boundary data that are evaluated for each y; None if there are none."""
         if arrays.boundary is not None:
@@ -382,8 +380,7 @@ class Formulation(ABC):
         """Whether PETSc can solve this formulation."""
         return cls.forms is not Formulation.forms
 
-    # These are made when first needed: training needs none of them.
-
+    # Made when first needed: training needs none of them.
     @cached_property
     def coordinates(self) -> Coordinates:
         """Converts between free nodal values, fields and frame coefficients."""

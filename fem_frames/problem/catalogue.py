@@ -94,7 +94,7 @@ def lognormal(terms: int = 8, scale: float = 1.0, decay: float = 2.0) -> Problem
     return Problem(mesh=Grid((1, 1)), coefficient=_cosines(terms, scale, decay), parameters=Gaussian(terms))
 
 
-def waves(terms: int = 64, scale: float = 0.7) -> Problem:
+def waves(terms: int = 64, scale: float = 0.7, quadrature_degree: int = 1) -> Problem:
     """Unit square, log a = scale Σ_k y_k |k|⁻¹ cos(π k₁x₁) cos(π k₂x₂), y uniform with variance one, f = 1.
 
     The sum runs over the `terms` smallest k ≠ 0. Many parameters matter, as the terms decay slowly.
@@ -107,6 +107,7 @@ def waves(terms: int = 64, scale: float = 0.7) -> Problem:
         mesh=Grid((1, 1)),
         coefficient=_cosines(terms, scale, 1.0),
         parameters=Uniform((-root,) * terms, (root,) * terms),
+        quadrature_degree=quadrature_degree,
     )
 
 
@@ -128,7 +129,7 @@ def inclusion(conductivity: float = 10.0) -> Problem:
     )
 
 
-def disks(count: int = 1, conductivity: float = 10.0) -> Problem:
+def disks(count: int = 1, conductivity: float = 10.0, quadrature_degree: int = 1) -> Problem:
     """Unit square with smooth disks of given conductivity in a background of 1; y = (centre, radius) per disk, f = 1.
 
     a = 1 + (conductivity - 1) Σ_k ½ (1 + tanh(32 (r_k - |x - x_k|))): disks that overlap add up. The rims are wide
@@ -157,10 +158,11 @@ def disks(count: int = 1, conductivity: float = 10.0) -> Problem:
         mesh=Grid((1, 1)),
         coefficient=Pointwise(a),
         parameters=Uniform((0.2, 0.2, 0.1) * count, (0.8, 0.8, 0.2) * count),
+        quadrature_degree=quadrature_degree,
     )
 
 
-def spot(blocks: int = 8, low: float = 0.5, high: float = 1.5) -> Problem:
+def spot(blocks: int = 8, low: float = 0.5, high: float = 1.5, quadrature_degree: int = 1) -> Problem:
     """Unit square with one parameter on each of blocks × blocks squares; f is a Gaussian spot centred at the last two.
 
     f has integral one and standard deviation 1/24; its centre lies in [0.15, 0.85]².
@@ -174,7 +176,8 @@ def spot(blocks: int = 8, low: float = 0.5, high: float = 1.5) -> Problem:
         exponent = height - (x[..., 0] - y[..., 0]) ** 2 - (x[..., 1] - y[..., 1]) ** 2
         return namespace(y).exp(exponent.clip(-80.0))  # below, exp is tiny in float32, and ten times slower
 
-    return replace(board, source=f, parameters=Uniform((low,) * n + (0.15,) * 2, (high,) * n + (0.85,) * 2))
+    parameters = Uniform((low,) * n + (0.15,) * 2, (high,) * n + (0.85,) * 2)
+    return replace(board, source=f, parameters=parameters, quadrature_degree=quadrature_degree)
 
 
 PROBLEMS: dict[str, Callable[..., Problem]] = {
