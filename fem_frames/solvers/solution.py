@@ -33,7 +33,7 @@ Test = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """Frame coefficients of the discrete solutions."""
+    """Frame coefficients of the discrete solutions. See docs/queries.md."""
 
     w: Tensor  # (B, Nhat)
     iterations: Tensor  # (B,) of the solver, summed over all refinements
