@@ -163,6 +163,14 @@ def test_settings_that_make_no_sense(settings, message, tmp_path):
     assert not (tmp_path / "run").exists() or not (tmp_path / "run" / "surrogate.pt").exists()
 
 
+def test_evaluate_tells_the_energy_error(trained, capsys):
+    main(["evaluate", str(trained), "--samples", "16", "--seed", "5", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    y = make_problem("disks").parameters.sample(16, 5)
+    assert found["energy_error"] == pytest.approx(energy_error(Surrogate.load(trained), y).mean(), rel=1e-5)
+    assert found["energy_error"] <= found["relative_bound_mean"]
+
+
 def test_commands_show_outputs_and_quadrature(trained, capsys):
     main(["outputs", str(trained), "--json"])
     assert json.loads(capsys.readouterr().out)["rows"][0]["kind"] == "region"

@@ -178,6 +178,23 @@ def evaluate(surrogate: Answers, reference: ReferenceSolutions) -> Metrics:
     )
 
 
+def energy_error(surrogate: Answers, reference: ReferenceSolutions) -> float | None:
+    """The mean error in the energy norm relative to the reference; None if the formulation has no such norm for it."""
+    exact = surrogate.formulation
+    if not any((norm.name, norm.against) == ("energy", "discrete solution") for norm in exact.norms):
+        return None
+    truth = exact.coordinates.coefficients(exact.coordinates.free(reference.fields, exact.frame.device, reference.y))
+    found = []
+    for start in range(0, len(truth), CHUNK):
+        part = slice(start, start + CHUNK)
+        y = torch.as_tensor(reference.y[part], device=exact.frame.device)
+        off = exact.frame.D(surrogate.coefficients(y) - truth[part])
+        size = exact.energy_norm(exact.states(truth[part], y), y)
+        found.append(torch.where(size > 0, exact.energy_norm(off, y) / size, torch.nan))
+    mean = float(torch.cat(found).mean())
+    return mean if math.isfinite(mean) else None
+
+
 def bound_record(surrogate: Answers, y: Floats, norm: str | None = None) -> dict[str, Any]:
     """Mean and maximum of the error bounds for y (B, p), absolute and relative, and their norm."""
     exact = surrogate.formulation

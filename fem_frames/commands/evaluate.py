@@ -45,12 +45,13 @@ def run(parsed: argparse.Namespace) -> None:
     if parsed.precision is not None:
         surrogate = surrogate.to(parsed.precision)
     check_norm(parsed, surrogate)
-    from training.metrics import bound_record, evaluate, query_seconds, reference_solutions
+    from training.metrics import bound_record, energy_error, evaluate, query_seconds, reference_solutions
 
     y = surrogate.problem.parameters.sample(parsed.samples, parsed.seed)
     with progress_bar("reference solutions", wanted=True) as progress:
         reference = reference_solutions(surrogate.formulation, y, progress)
     record = {"precision": surrogate.description.precision, **evaluate(surrogate, reference).record()}
+    record["energy_error"] = energy_error(surrogate, reference)
     record |= bound_record(surrogate, y, parsed.norm)
     record["seconds_per_query"] = query_seconds(surrogate, y)
     show(record | {"reference": reference.record["reference"]}, parsed.json)

@@ -32,8 +32,8 @@ def add(subparsers: Any) -> None:
         subparsers,
         "query",
         run,
-        "Prints the surrogate's solution for one or several y, and a bound for its error. With --tol, multigrid "
-        "or conjugate gradients improve the solution until the bound is small enough. The bound comes with its norm, and "
+        "Prints the surrogate's solution for one or several y, and a bound for its error. With --tol, multigrid or "
+        "conjugate gradients improve the solution until the bound is small enough. The bound comes with its norm, and "
         "says whether the error is measured against the discrete or the exact solution; the relative bound is for the "
         "error divided by the norm of that solution. Several y make a table; with --json a list `samples`.",
     )
