@@ -39,7 +39,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "training": ("training",),
     "training.optimizers": ("training.optimizers",),
     "training.run": ("training.run",),
-    "training.rivals, benchmark": ("training.rivals", "training.benchmark"),
+    "training.rivals, benchmark": ("training.rivals", "training.benchmark", "training.query_benchmark"),
     "training.experiments": ("training.experiments",),
     "commands": ("fem_frames.commands",),
 }

@@ -35,7 +35,7 @@ def test_every_setting_has_a_type_and_a_text():
 
 def test_choices_are_what_there_is():
     choices = {name: set(s.choices) for name, s in declared(Configuration).items()}
-    assert choices["net"] == set(NETS)
+    assert choices["net"] == {*NETS, "multigrid"}
     assert choices["loss"] == set(LOSSES)
     assert choices["optimizer"] == set(OPTIMIZERS)
     assert choices["precision"] == set(PRECISIONS)

@@ -62,8 +62,8 @@ class Configuration:
         None,
         "With separate-frame: level on which the nets of finer levels start; default: the coarsest, as in the paper.",
     )
-    pre: Size = setting(2, "With multigrid: smoothing steps before each coarse correction.")
-    post: Size = setting(2, "With multigrid: smoothing steps after it.")
+    pre: Size | None = setting(None, "With multigrid: smoothing steps before each coarse correction; default: 2.")
+    post: Size | None = setting(None, "With multigrid: smoothing steps after it; default: 2.")
     map_inputs: bool = setting(True, "Map parameters to [-1, 1] by their box.")
     level_decay: Annotated[float, Field(ge=-10, le=10)] = setting(
         0.0, "Scale the coefficients of level j by 2^(-s j); 0 is the paper, 1 suits smooth solutions."
@@ -247,6 +247,8 @@ class Configuration:
             raise ValueError(f"the loss {self.loss} has no levels that could decay: leave level_decay at 0")
         if self.net == MULTIGRID:
             self._check_multigrid()
+        elif self.pre is not None or self.post is not None:
+            raise ValueError(f"pre and post are for the net {MULTIGRID}: leave them out with the net {self.net}")
         if self.start_level is not None and self.net != OWN:
             if self.net == MULTIGRID or not NETS[self.net].prolonged or self._nodal:
                 raise ValueError(
@@ -264,7 +266,7 @@ class Configuration:
             raise ValueError("training_samples is the size of a fixed set: give sampling fixed too")
 
     def _check_multigrid(self) -> None:
-        if self.pre + self.post == 0:
+        if self.pre == self.post == 0:
             raise ValueError("pre and post are 0: a cycle without smoothing does not converge, give one of them steps")
         if self.level_decay:
             raise ValueError(f"the net {MULTIGRID} has no coefficients that could decay: leave level_decay at 0")

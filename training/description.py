@@ -222,6 +222,6 @@ def describe_net(configuration: Any, problem: Problem, nodal: bool | None = None
         box=(parameters.lower, parameters.upper) if bounded else None,  # type: ignore[union-attr]
         level_decay=configuration.level_decay,
         start_level=configuration.start_level,
-        pre=configuration.pre,
-        post=configuration.post,
+        pre=2 if configuration.pre is None else configuration.pre,
+        post=2 if configuration.post is None else configuration.post,
     )
