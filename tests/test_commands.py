@@ -118,7 +118,8 @@ def test_info_and_problems():
     info = json.loads(run("info", "--json").stdout)
     assert {"dolfinx", "petsc", "mpi", "torch", "blas", "devices"} <= set(info)
     names = [row["name"] for row in json.loads(call_command("problems", "--json").stdout)["problems"]]
-    assert names == ["quarters", "checkerboard", "lshape", "ring", "cookies", "lognormal", "inclusion", "cube"]
+    first = ["quarters", "checkerboard", "lshape", "ring", "cookies", "lognormal", "inclusion", "cube"]
+    assert names == [*first, "disks", "waves", "spot"]
     assert "y in [0.5, 1.5]^4" in call_command("problems").stdout
 
 

@@ -82,6 +82,7 @@ COMMANDS = [
     ["train", "--problem", "quarters", "--levels", "3", "--start-from", "run", *SAME, "--out", "new"],
     ["evaluate", "run", "--samples", "2"],
     ["query", "run", "--y", "1,1,1,1"],
+    ["outputs", "run", "--y", "1,1,1,1", "--point", "0.5"],
     ["query", "run", "--y", "1,1,1,1", "--out", "u.vtu", "--plot", "u.png"],
     ["plot", "run", "--out", "runs.png"],
     ["plot", "run", "--samples", "0", "--out", "curves.png"],
@@ -105,8 +106,8 @@ def test_no_command_executes_code_that_a_file_names(place, command):
 def test_every_command_is_among_them():
 
     named = {module.__name__.rpartition(".")[2].replace("_", "-") for module in parser.COMMANDS}
-    assert named - {c[0] for c in COMMANDS} == {"export", "reference"}, (
-        "those two read no file but the user's own problem"
+    assert named - {c[0] for c in COMMANDS} == {"export", "reference", "quadrature"}, (
+        "those three read no file but the user's own problem"
     )
 
 
