@@ -45,8 +45,7 @@ from fem_frames.problem.evaluation import NotFiniteError, PointData
 class Formulation(ABC):
     """A variational formulation of a problem over one frame: its fields, and a density on the states of cells.
 
-    Subclasses with a name are registered: export, training and solvers find them by that name.
-    See docs/formulations.md.
+    Subclasses with a name are registered: commands and solvers find them by it. See docs/formulations.md.
     """
 
     name: ClassVar[str]
@@ -288,10 +287,7 @@ class Formulation(ABC):
         return load.expand(self.check_parameters(y).shape[0], -1)
 
     def nodal_loss(self, v: Tensor, y: Tensor) -> Tensor:
-        """(B,) the loss as an expanded quadratic form in nodal values v = H w, without the stable representation.
-
-        It serves for comparison: it loses all digits if the loss is small.
-        """
+        """(B,) the loss as an expanded quadratic form in nodal values v = H w: unstable if it is small, to compare."""
         quadratic = self.A(y).quadratic(v) - 2 * dot(self.nodal_load(y), v)
         return self.factor * quadratic + self.constant(y)
 
