@@ -68,7 +68,7 @@ _HOMES = {
     "ReferenceSolver": "fenicsx.reference",
     "solve_reference": "fenicsx.reference",
     "conjugate_gradients": "solvers.conjugate_gradients",
-    "Cycle": "solvers.multigrid",
+    "Cycle": "solvers.cycle_plans",
     "Multigrid": "solvers.multigrid",
     "Solution": "solvers.solution",
     "solve": "solvers.solution",
@@ -116,7 +116,8 @@ if TYPE_CHECKING:
     from fem_frames.solvers.conjugate_gradients import conjugate_gradients
     from fem_frames.solvers.differentiable import differentiable_solve
     from fem_frames.solvers.friedrichs import friedrichs_constant
-    from fem_frames.solvers.multigrid import Cycle, Multigrid
+    from fem_frames.solvers.cycle_plans import Cycle
+    from fem_frames.solvers.multigrid import Multigrid
     from fem_frames.solvers.output_bounds import OutputValues, certify_outputs
     from fem_frames.solvers.solution import Solution, solve, solve_linear
     from fem_frames.solvers.spectra import condition_numbers, flux_bounds, frame_bounds, frame_condition

@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from fem_frames.formulations.formulation import Formulation
 from fem_frames.operators.analysis import FrameAnalysis
 from fem_frames.operators.checking import is_plain
-from fem_frames.solvers.multigrid import Chebyshev, Cycle, Multigrid, Plan, SampleMultigrid, chebyshev
+from fem_frames.solvers.cycle_plans import Chebyshev, Cycle, Plan, chebyshev
+from fem_frames.solvers.multigrid import Multigrid
+from fem_frames.solvers.sample_multigrid import SampleMultigrid
 from nets.frame_net import Box, FrameNet, Sizes
 
 DEPTHS = (
@@ -79,9 +81,10 @@ class MultigridNet(FrameNet):
             )
         formulation = self.formulation
         y = y.to(formulation.frame.device, formulation.wide)
-        at, b = self._multigrid.at(y), formulation.nodal_load(y).T.contiguous()
         recorded = torch.is_grad_enabled() and self.weights.requires_grad
         traced = torch.compiler.is_compiling() or recorded
+        at = self._multigrid.recorded(y) if traced else self._multigrid.at(y)
+        b = formulation.nodal_load(y).T.contiguous()
         weights = self.weights.to(formulation.wide) if traced else self.weights.double().tolist()
         v = at.full_cycle(b, LearnedPlan(weights, self.steps[0]))
         if not recorded and is_plain(v):

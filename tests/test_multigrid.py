@@ -27,7 +27,7 @@ from fem_frames import (
     solve_reference,
 )
 from fem_frames.operators.analysis import FrameAnalysis
-from fem_frames.solvers.multigrid import chebyshev
+from fem_frames.solvers.cycle_plans import chebyshev
 from fem_frames.solvers.solution import MultigridSolver, solve_linear
 
 pytestmark = pytest.mark.serial

@@ -22,7 +22,9 @@ from fem_frames.operators.frame import check_dtype
 from fem_frames.operators.linear import batch_last, dot
 from fem_frames.problem.definition import whole_number
 from fem_frames.solvers.conjugate_gradients import PATIENCE, ConvergenceError, Iterates, conjugate_gradients
-from fem_frames.solvers.multigrid import HALF, Chebyshev, ConjugateDirections, Cycle, Multigrid, has_multigrid
+from fem_frames.solvers.cycle_plans import Chebyshev, Cycle
+from fem_frames.solvers.multigrid import Multigrid, has_multigrid
+from fem_frames.solvers.sample_multigrid import HALF, ConjugateDirections
 
 # REACHABLE: the relative residual that one run of a solver reliably reaches; refinement does the rest.
 ROUNDINGS = 4  # errors of sums, in units of the last place of the sizes that are summed

@@ -1,0 +1,288 @@
+"""Multigrid cycles in compiled code, for float32 and float64 on processors: `cycles.c` beside this file.
+
+A vector of the processor holds one number of 16 samples in float32, or of 8 in float64: a block. All levels of one block
+are worked on before the next block, so that they stay in the cache. Threads take different blocks.
+
+B samples, n unknowns of a level, N of the finest one, E weights of a level, K cells.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fem_frames.frame.graphs import Graph, GraphHierarchy, GraphLevel
+from fem_frames.frame.sparse import SparseMatrix
+from fem_frames.operators.linear import RowOperator, batch_last
+from fem_frames.solvers.compiling import compiled
+from fem_frames.solvers.cycle_plans import Chebyshev, Cycle, Plan
+from fem_frames.solvers.sample_multigrid import INDEFINITE, SampleMultigrid
+
+SOURCE = Path(__file__).with_name("cycles.c")
+REALS = {torch.float32: ("float", np.float32), torch.float64: ("double", np.float64)}
+WIDTH = 64  # bytes of a vector
+FULL, FROM_ZERO, FROM_GIVEN = 0, 1, 2  # starts of an answer
+
+_Pointer, _Number = ctypes.c_void_p, ctypes.c_int64
+
+
+class _Table(ctypes.Structure):
+    _fields_ = [(name, _Pointer) for name in ("starts", "columns", "weights")]
+
+
+class _Level(ctypes.Structure):
+    _fields_ = [
+        *((name, _Number) for name in ("unknowns", "weights", "cells")),
+        *((name, _Pointer) for name in ("starts", "neighbours", "rows")),
+        *((name, _Table) for name in ("set_up", "prolongation", "restriction")),
+        *((name, _Number) for name in ("signed_weights", "weights_at", "diagonal_at")),
+    ]
+
+
+class _Hierarchy(ctypes.Structure):
+    _fields_ = [("levels", _Pointer), *((name, _Number) for name in ("count", "given", "factor_at", "block"))]
+
+
+class _Plan(ctypes.Structure):
+    _fields_ = [("weights", _Pointer), *((name, _Number) for name in ("pre", "post", "visits"))]
+
+
+# Arguments: the hierarchy, arrays, B, blocks from and to, numbers, scratch memory.
+SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "set_up": (_Number, [_Pointer, _Pointer, _Number, _Number, _Number, _Pointer, _Pointer]),
+    "room": (_Number, [_Pointer]),
+    "answer": (None, [*[_Pointer] * 5, *[_Number] * 5, _Pointer]),
+    "multiply_by_A": (None, [*[_Pointer] * 5, *[_Number] * 3, _Pointer]),
+    "estimate": (None, [*[_Pointer] * 5, *[_Number] * 3, _Pointer]),
+}
+
+
+def kernels(dtype: torch.dtype, device: torch.device) -> ctypes.CDLL | None:
+    """The compiled functions for this precision; None on devices, in half precision, and without a C compiler."""
+    if device.type != "cpu" or dtype not in REALS:
+        return None
+    library = compiled(SOURCE, f"REAL={REALS[dtype][0]}")
+    if library is not None:
+        for name, (result, arguments) in SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+    return library
+
+
+class CompiledLevels:
+    """The tables of all levels for the compiled functions."""
+
+    def __init__(self, tables: GraphHierarchy, dtype: torch.dtype, library: ctypes.CDLL) -> None:
+        self.dtype, self.library = dtype, library
+        self.lanes = WIDTH // dtype.itemsize
+        self._real = REALS[dtype][1]
+        self._kept: list[Any] = []  # arrays that the structures point to
+        self._spare: list[Tensor] = []  # scratch memory of earlier calls
+        levels, place = (_Level * len(tables.levels))(), 0
+        for made, level, signed in zip(levels, tables.levels, tables.signed, strict=True):
+            graph = level.graph
+            made.unknowns, made.weights = graph.size, len(graph.edges) + len(graph.grounds)
+            made.starts, made.neighbours, made.rows = (self._pointer(a) for a in _incident(graph))
+            made.set_up, made.cells = self._set_up(level)
+            if level.prolongation is not None:
+                made.prolongation = self._table(level.prolongation)
+                made.restriction = self._table(level.prolongation.transposed())
+            made.signed_weights = int(signed)
+            made.weights_at, made.diagonal_at = place, place + made.weights
+            place += made.weights + made.unknowns
+        first, last = levels[0], levels[-1]
+        given, block = last.cells or last.weights, place + first.unknowns**2
+        self._levels = levels
+        self._hierarchy = _Hierarchy(ctypes.addressof(levels), len(levels), given, place, block)
+        self.pointer, self.count, self.size, self.given = ctypes.addressof(self._hierarchy), len(levels), last.unknowns, given
+        self.block_bytes = block * WIDTH
+        self._room = max(int(library.room(self.pointer)), given) * WIDTH
+
+    def _set_up(self, level: GraphLevel) -> tuple[_Table, int]:
+        if level.of_cells is not None:
+            return self._table(level.of_cells), level.of_cells.shape[1]
+        return _Table() if level.of_finer is None else self._table(level.of_finer), 0
+
+    def _table(self, matrix: SparseMatrix) -> _Table:
+        parts = (matrix.starts.astype(np.int64), matrix.columns.astype(np.int32), matrix.weights.astype(self._real))
+        return _Table(*(self._pointer(a) for a in parts))
+
+    def _pointer(self, array: np.ndarray) -> int:
+        self._kept.append(np.ascontiguousarray(array))
+        return int(self._kept[-1].ctypes.data)
+
+    def at(self, data: Tensor) -> CompiledMultigrid:
+        """The matrices for diffusion numbers (K, B) of the finest cells, or for weights (E, B) of the finest level."""
+        return CompiledMultigrid(self, data.to(self.dtype).contiguous())
+
+    def over_blocks(self, samples: int, run: Callable[[int, int, int], Any]) -> list[Any]:
+        """run(from, to, scratch) over all blocks of the samples, shared among torch's number of threads."""
+        blocks = -(-samples // self.lanes)
+        threads = min(torch.get_num_threads(), blocks)
+        cuts = [blocks * k // threads for k in range(threads + 1)]
+        if threads == 1:
+            return [self._with_scratch(run, 0, blocks)]
+        return list(_pool(threads).map(lambda k: self._with_scratch(run, cuts[k], cuts[k + 1]), range(threads)))
+
+    def _with_scratch(self, run: Callable[[int, int, int], Any], first: int, last: int) -> Any:
+        try:
+            scratch = self._spare.pop()  # atomic
+        except IndexError:
+            scratch = torch.empty(self._room, dtype=torch.uint8)
+        try:
+            return run(first, last, scratch.data_ptr())
+        finally:
+            self._spare.append(scratch)
+
+
+@lru_cache(maxsize=1)
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, "multigrid")
+
+
+def _incident(graph: Graph) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """For every unknown the rows of G that meet it: starts (n + 1,), the other unknowns (n if none), their numbers."""
+    m, g = len(graph.edges), len(graph.grounds)
+    own = np.concatenate([graph.edges[:, 0], graph.edges[:, 1], graph.grounds])
+    other = np.concatenate([graph.edges[:, 1], graph.edges[:, 0], np.full(g, graph.size)])
+    row = np.concatenate([np.arange(m), np.arange(m), m + np.arange(g)])
+    order = np.lexsort((row, own))
+    starts = np.concatenate([[0], np.cumsum(np.bincount(own, minlength=graph.size))])
+    return starts.astype(np.int64), other[order].astype(np.int32), row[order].astype(np.int32)
+
+
+class CompiledMultigrid(SampleMultigrid):
+    """Cycles by compiled functions, which record no gradients."""
+
+    def __init__(self, levels: CompiledLevels, data: Tensor) -> None:
+        """`data` are diffusion numbers (K, B) or weights (E, B) of the finest level, in the working precision."""
+        self.levels = levels
+        self.dtype = self.wide = levels.dtype
+        assert len(data) == levels.given
+        self.samples = data.shape[1]
+        blocks = -(-self.samples // levels.lanes)
+        self._packed = torch.empty(blocks * levels.block_bytes, dtype=torch.uint8)
+
+        def run(first: int, last: int, scratch: int) -> int:
+            place = self._block(first)
+            return int(levels.library.set_up(levels.pointer, data.data_ptr(), self.samples, first, last, place, scratch))
+
+        if max(levels.over_blocks(self.samples, run), default=-1) >= 0:
+            raise ValueError(INDEFINITE)
+
+    def _block(self, number: int) -> int:
+        return int(self._packed.data_ptr()) + number * self.levels.block_bytes
+
+    @property
+    def A(self) -> CompiledMatrix:
+        return CompiledMatrix(self)
+
+    def full_cycle(self, b: Tensor, plan: Plan) -> Tensor:
+        return self._answer(b, torch.empty_like(b), plan, FULL, 0)
+
+    def preconditioned(self, r: Tensor, plan: Plan) -> Tensor:
+        return self._answer(r, torch.empty_like(r), plan, FROM_ZERO, 0)
+
+    def refined(self, b: Tensor, v: Tensor, steps: int, cycle: Cycle = Cycle()) -> Tensor:  # noqa: B008 (frozen)
+        if steps == 0:
+            return v
+        start = v.T.clone(memory_format=torch.contiguous_format)
+        return self._answer(batch_last(self.scaled(b)), start, Chebyshev(cycle), FROM_GIVEN, steps).T
+
+    def answer(self, b: Tensor, steps: int, cycle: Cycle = Cycle()) -> Tensor:  # noqa: B008 (frozen)
+        rhs = batch_last(self.scaled(b))
+        return self._answer(rhs, torch.empty_like(rhs), Chebyshev(cycle), FULL, steps).T
+
+    def _answer(self, b: Tensor, v: Tensor, plan: Plan, start: int, steps: int) -> Tensor:
+        """(N, B) v, overwritten."""
+        levels, (weights, described) = self.levels, _described(plan, self.levels.count)
+        self._check(b, v)
+
+        def run(first: int, last: int, scratch: int) -> None:
+            levels.library.answer(
+                levels.pointer,
+                self._block(first),
+                ctypes.addressof(described),
+                b.data_ptr(),
+                v.data_ptr(),
+                self.samples,
+                first,
+                last,
+                start,
+                steps,
+                scratch,
+            )
+
+        levels.over_blocks(self.samples, run)
+        del weights  # `described` points to it
+        return v
+
+    def product(self, v: Tensor, b: Tensor | None = None) -> Tensor:
+        """(N, B) A v, or b - A v."""
+        levels, out = self.levels, torch.empty_like(v)
+        self._check(v, v if b is None else b)
+
+        def run(first: int, last: int, scratch: int) -> None:
+            arrays = v.data_ptr(), None if b is None else b.data_ptr(), out.data_ptr()
+            levels.library.multiply_by_A(
+                levels.pointer, self._block(first), *arrays, self.samples, first, last, scratch
+            )
+
+        levels.over_blocks(self.samples, run)
+        return out
+
+    def estimated_square(self, v: Tensor, b: Tensor) -> Tensor:
+        levels, out = self.levels, torch.empty(self.samples, dtype=self.dtype)
+        self._check(v, b)
+
+        def run(first: int, last: int, scratch: int) -> None:
+            arrays = v.data_ptr(), b.data_ptr(), out.data_ptr()
+            levels.library.estimate(levels.pointer, self._block(first), *arrays, self.samples, first, last, scratch)
+
+        levels.over_blocks(self.samples, run)
+        return out
+
+    def _check(self, *vectors: Tensor) -> None:
+        shape = (self.levels.size, self.samples)
+        for v in vectors:  # the compiled code reads memory without looking
+            if v.shape != shape or v.dtype != self.dtype or not v.is_contiguous() or v.device.type != "cpu":
+                raise ValueError(
+                    f"multigrid takes contiguous {shape} in {self.dtype}, but got {tuple(v.shape)} in {v.dtype}"
+                )
+
+
+class CompiledMatrix(RowOperator):
+    """A_y of the finest level."""
+
+    def __init__(self, multigrid: CompiledMultigrid) -> None:
+        self._multigrid, size = multigrid, multigrid.levels.size
+        self.shape, self.dtype, self.device = (size, size), multigrid.dtype, torch.device("cpu")
+        self.batch = multigrid.samples
+
+    def rows(self, x: Tensor) -> Tensor:
+        return self._multigrid.product(x)
+
+    def rows_transposed(self, z: Tensor) -> Tensor:
+        return self.rows(z)
+
+
+def _described(plan: Plan, count: int) -> tuple[np.ndarray, _Plan]:
+    """The weights (levels, levels, pre + post + 2) of a plan by level of start and level, and their description."""
+    pre, post, _ = plan.weights(count - 1, count - 1, count - 1)
+    weights = np.ones((count, count, len(pre) + len(post) + 2))
+    for top in range(1, count):
+        start = plan.start(top, count - 1)
+        weights[top, top, -1] = 1.0 if start is None else float(start)
+        for j in range(1, top + 1):
+            before, after, correction = plan.weights(j, top, count - 1)
+            row = [*before, *after, 1.0 if correction is None else correction]
+            weights[top, j, :-1] = [float(value) for value in row]
+    return weights, _Plan(weights.ctypes.data, len(pre), len(post), plan.visits)

@@ -1,0 +1,95 @@
+"""Compiles C code of this package for this processor when it is first needed, and keeps it in the user's cache.
+
+DOLFINx compiles its forms in the same way, so a machine that makes frames has a C compiler. Where there is none, the
+same algorithms run in torch. FEM_FRAMES_KERNELS=torch turns compilation off.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+FLAGS = ("-std=c11", "-O3", "-fPIC", "-shared", "-Wno-psabi")
+NATIVE = ("-march=native", "-mcpu=native", "")  # the first that the compiler knows
+VARIABLE = "FEM_FRAMES_KERNELS"
+CHOICES = ("auto", "torch")
+SECONDS = 120  # for the compiler
+
+
+@functools.lru_cache(maxsize=8)
+def compiled(source: Path, *definitions: str) -> ctypes.CDLL | None:
+    """The library of a C file with these macros, such as REAL=float; None where it cannot be had or is not wanted."""
+    wanted = os.environ.get(VARIABLE, "auto")
+    if wanted not in CHOICES:
+        raise ValueError(f"{VARIABLE} is {wanted!r}; choose from {', '.join(CHOICES)}")
+    compiler = _compiler()
+    if wanted == "torch" or compiler is None:
+        return None
+    try:
+        return _built(source, compiler, tuple(f"-D{text}" for text in definitions))
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _compiler() -> str | None:
+    named = os.environ.get("CC", "").split()[:1]
+    return next((found for name in (*named, "cc", "gcc", "clang") if (found := shutil.which(name))), None)
+
+
+def _built(source: Path, compiler: str, definitions: tuple[str, ...]) -> ctypes.CDLL | None:
+    code = source.read_bytes()
+    version = subprocess.run([compiler, "--version"], capture_output=True, timeout=SECONDS, check=True).stdout
+    known = "\n".join([*FLAGS, *NATIVE, *definitions, _processor()]).encode()
+    key = hashlib.sha256(b"\0".join([code, version, known])).hexdigest()[:24]
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = _cache() or Path(scratch)
+        library = folder / f"{source.stem}-{key}.so"
+        if not library.is_file() and not _compile(source, compiler, definitions, library):
+            return None
+        return ctypes.CDLL(str(library))  # stays loaded when its file is removed
+
+
+def _compile(source: Path, compiler: str, definitions: tuple[str, ...], library: Path) -> bool:
+    """Whether the library could be made; it appears whole, also where several processes make it at once."""
+    handle, part = tempfile.mkstemp(suffix=".so", dir=library.parent)
+    os.close(handle)
+    try:
+        for native in NATIVE:
+            flags = [flag for flag in (*FLAGS, native, *definitions) if flag]
+            command = [compiler, *flags, "-o", part, str(source)]
+            if subprocess.run(command, capture_output=True, timeout=SECONDS, check=False).returncode == 0:
+                Path(part).replace(library)
+                return True
+        return False
+    finally:
+        Path(part).unlink(missing_ok=True)
+
+
+def _processor() -> str:
+    """Names the instructions of the processor: a home folder may be shared by different machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    named = {line.partition(":")[0].strip(): line for line in reversed(lines)}
+    return "\n".join([platform.machine(), *(named.get(key, "") for key in ("model name", "flags", "Features"))])
+
+
+def _cache() -> Path | None:
+    """The user's folder for libraries, which nobody else may write to; None if there cannot be one."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(base) / "fem-frames"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+    except (OSError, RuntimeError):
+        return None
+    safe = status.st_uid == os.getuid() and not status.st_mode & 0o022
+    return folder if safe and os.access(folder, os.W_OK | os.X_OK) else None

@@ -1,0 +1,388 @@
+/* Multigrid for a batch of samples: one sample per lane of a vector, all levels of one vector's samples at a time.
+
+   A_y = G' diag(c) G on every level. The samples of one vector, a block, go through set-up or solution together: what
+   a block needs stays in the cache, and a smoothing step reads the weights c once. fem_frames/solvers/compiled.py
+   compiles this file for float and double and calls it; fem_frames/solvers/multigrid.py says the same in torch.
+
+   n unknowns of a level, E rows of G, K cells, B samples. Matrices of a caller are (rows, B) with the batch last; inside,
+   an array is (rows) of lanes. Vectors over unknowns have one more row, which is zero: the neighbour that grounds. */
+
+#include <stdint.h>
+#include <string.h>
+
+typedef REAL real;
+typedef real lanes __attribute__((vector_size(64)));
+enum { LANES = 64 / sizeof(real), RUN = 256 };
+
+typedef struct { /* a sparse matrix by rows */
+    const int64_t *starts;
+    const int32_t *columns;
+    const real *weights;
+} table;
+
+typedef struct {
+    int64_t unknowns, weights, cells; /* n, E, K; K is 0 where the weights follow from those of the next finer level */
+    const int64_t *starts;            /* (n + 1) the rows of G that meet an unknown */
+    const int32_t *neighbours, *rows; /* its other unknown, n if it grounds; its number */
+    table set_up, prolongation, restriction;
+    int64_t signed_weights, weights_at, diagonal_at; /* whether c may be negative; places in a block, in lanes */
+} level;
+
+typedef struct {
+    const level *levels;
+    int64_t count, given, factor_at, block; /* levels; rows of the data; place of the coarsest factor; size of a block */
+} hierarchy;
+
+typedef struct {
+    const double *weights; /* (levels, levels, pre + post + 2) by level of start and level: steps, correction, start */
+    int64_t pre, post, visits;
+} plan;
+
+typedef struct { /* vectors of one level */
+    lanes *v, *other, *b, *load;
+} vectors;
+
+static lanes constant(double value) {
+    lanes made;
+    for (int l = 0; l < LANES; l++) made[l] = (real)value;
+    return made;
+}
+
+static lanes larger(lanes x, lanes z) {
+    for (int l = 0; l < LANES; l++) x[l] = x[l] > z[l] ? x[l] : z[l];
+    return x;
+}
+
+/* ---- between a caller's (rows, B) and lanes; the lanes past the last sample repeat it */
+
+static void gather(const real *from, int64_t rows, int64_t samples, int64_t block, lanes *to) {
+    const int64_t first = block * LANES;
+    if (first + LANES <= samples) {
+        for (int64_t i = 0; i < rows; i++) memcpy(to + i, from + i * samples + first, sizeof(lanes));
+        return;
+    }
+    for (int64_t i = 0; i < rows; i++)
+        for (int l = 0; l < LANES; l++)
+            to[i][l] = from[i * samples + (first + l < samples ? first + l : samples - 1)];
+}
+
+static void scatter(const lanes *from, int64_t rows, int64_t samples, int64_t block, real *to) {
+    const int64_t first = block * LANES;
+    const size_t size = sizeof(real) * (size_t)(first + LANES <= samples ? LANES : samples - first);
+    for (int64_t i = 0; i < rows; i++) memcpy(to + i * samples + first, from + i, size);
+}
+
+/* ---- products */
+
+static void multiply(const table *t, int64_t rows, const lanes *x, lanes *out) {
+    for (int64_t i = 0; i < rows; i++) {
+        lanes sum = {0};
+        for (int64_t k = t->starts[i]; k < t->starts[i + 1]; k++) sum += t->weights[k] * x[t->columns[k]];
+        out[i] = sum;
+    }
+}
+
+static inline lanes row_of_product(const level *L, const lanes *c, const lanes *v, int64_t i) {
+    lanes sum = {0};
+    const lanes own = v[i];
+    for (int64_t k = L->starts[i]; k < L->starts[i + 1]; k++) sum += c[L->rows[k]] * (own - v[L->neighbours[k]]);
+    return sum;
+}
+
+static void residual(const level *L, const lanes *c, const lanes *v, const lanes *b, lanes *out) {
+    for (int64_t i = 0; i < L->unknowns; i++) out[i] = b[i] - row_of_product(L, c, v, i);
+}
+
+static lanes dot(const lanes *x, const lanes *z, int64_t n) { /* in runs, so that rounding errors hardly grow with n */
+    lanes sum = {0};
+    for (int64_t i = 0; i < n; i += RUN) {
+        lanes part = {0};
+        for (int64_t k = i; k < (i + RUN < n ? i + RUN : n); k++) part += x[k] * z[k];
+        sum += part;
+    }
+    return sum;
+}
+
+/* ---- set-up: the weights of all levels, inverse diagonals, and the Cholesky factor of the coarsest matrix */
+
+static void diagonal(const level *L, const lanes *c, lanes *out) {
+    const lanes half = constant(0.5), one = constant(1.0);
+    for (int64_t i = 0; i < L->unknowns; i++) {
+        lanes sum = {0}, sizes = {0};
+        for (int64_t k = L->starts[i]; k < L->starts[i + 1]; k++) {
+            const lanes w = c[L->rows[k]];
+            sum += w;
+            if (L->signed_weights && L->neighbours[k] < L->unknowns) sizes += larger(w, -w);
+        }
+        const lanes enlarged = half * (sum + sizes); /* A is at most twice the diagonal that is used */
+        out[i] = one / (L->signed_weights ? larger(enlarged, sum) : sum);
+    }
+}
+
+static double root(double x) { return __builtin_sqrt(x); }
+
+/* Lower triangle (n, n) with the reciprocal diagonal; the lane that has no positive pivot, or -1. */
+static int factorise(const level *L, const lanes *c, lanes *out) {
+    const int64_t n = L->unknowns;
+    memset(out, 0, sizeof(lanes) * (size_t)(n * n));
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t k = L->starts[i]; k < L->starts[i + 1]; k++) {
+            out[i * n + i] += c[L->rows[k]];
+            if (L->neighbours[k] < n) out[i * n + L->neighbours[k]] -= c[L->rows[k]];
+        }
+    for (int64_t j = 0; j < n; j++) {
+        lanes pivot = out[j * n + j];
+        for (int64_t k = 0; k < j; k++) pivot -= out[j * n + k] * out[j * n + k];
+        for (int l = 0; l < LANES; l++) {
+            if (!(pivot[l] > 0)) return l;
+            pivot[l] = (real)(1 / root((double)pivot[l]));
+        }
+        out[j * n + j] = pivot;
+        for (int64_t i = j + 1; i < n; i++) {
+            lanes sum = out[i * n + j];
+            for (int64_t k = 0; k < j; k++) sum -= out[i * n + k] * out[j * n + k];
+            out[i * n + j] = sum * pivot;
+        }
+    }
+    return -1;
+}
+
+static void solve_coarsest(const hierarchy *h, const lanes *block, const lanes *b, lanes *v) {
+    const int64_t n = h->levels[0].unknowns;
+    const lanes *factor = block + h->factor_at;
+    for (int64_t i = 0; i < n; i++) {
+        lanes sum = b[i];
+        for (int64_t k = 0; k < i; k++) sum -= factor[i * n + k] * v[k];
+        v[i] = sum * factor[i * n + i];
+    }
+    for (int64_t i = n - 1; i >= 0; i--) {
+        lanes sum = v[i];
+        for (int64_t k = i + 1; k < n; k++) sum -= factor[k * n + i] * v[k];
+        v[i] = sum * factor[i * n + i];
+    }
+}
+
+/* Fills blocks [from, to) of `packed` from data (given, B); the sample whose coarsest matrix is not positive definite,
+   or -1. `space` has room for the data of one block. */
+int64_t set_up(const hierarchy *h, const real *data, int64_t samples, int64_t from, int64_t to, lanes *packed,
+               lanes *space) {
+    for (int64_t number = from; number < to; number++) {
+        lanes *block = packed + (number - from) * h->block;
+        gather(data, h->given, samples, number, space);
+        int64_t cells = h->given;
+        for (int64_t j = h->count - 1; j >= 0; j--) {
+            const level *L = h->levels + j;
+            const lanes *source = j == h->count - 1 ? space : block + h->levels[j + 1].weights_at;
+            if (L->cells) { /* one number per cell: the mean over its children, which are contiguous */
+                const int64_t children = cells / L->cells;
+                const lanes share = constant(1.0 / (double)children);
+                for (int64_t i = 0; children > 1 && i < L->cells; i++) {
+                    lanes sum = space[i * children];
+                    for (int64_t k = 1; k < children; k++) sum += space[i * children + k];
+                    space[i] = sum * share;
+                }
+                cells = L->cells;
+                source = space;
+            }
+            if (L->set_up.starts) multiply(&L->set_up, L->weights, source, block + L->weights_at);
+            else memcpy(block + L->weights_at, source, sizeof(lanes) * (size_t)L->weights);
+            diagonal(L, block + L->weights_at, block + L->diagonal_at);
+        }
+        const int bad = factorise(h->levels, block + h->levels[0].weights_at, block + h->factor_at);
+        if (bad >= 0) {
+            const int64_t sample = number * LANES + bad;
+            return sample < samples ? sample : samples - 1;
+        }
+    }
+    return -1;
+}
+
+/* ---- cycles */
+
+static void swap(vectors *at) {
+    lanes *v = at->v;
+    at->v = at->other;
+    at->other = v;
+}
+
+static void smooth(const level *L, const lanes *block, vectors *at, double weight) {
+    const lanes *c = block + L->weights_at, *D = block + L->diagonal_at, *v = at->v, *b = at->b;
+    const lanes w = constant(weight);
+    lanes *out = at->other;
+    for (int64_t i = 0; i < L->unknowns; i++) out[i] = v[i] + w * D[i] * (b[i] - row_of_product(L, c, v, i));
+    swap(at);
+}
+
+static void prolong(const level *L, const lanes *coarse, lanes *v, double factor, int add) {
+    const lanes f = constant(factor);
+    const table *P = &L->prolongation;
+    for (int64_t i = 0; i < L->unknowns; i++) {
+        lanes sum = {0};
+        for (int64_t k = P->starts[i]; k < P->starts[i + 1]; k++) sum += P->weights[k] * coarse[P->columns[k]];
+        v[i] = add ? v[i] + f * sum : f * sum;
+    }
+}
+
+/* One cycle on level j for A v = b; `zero` says that v is zero and has no values yet. */
+static void cycle(const hierarchy *h, const lanes *block, const plan *p, vectors *at, int64_t j, int64_t top, int zero) {
+    const level *L = h->levels + j;
+    vectors *own = at + j, *below = at + j - 1;
+    if (j == 0) {
+        solve_coarsest(h, block, own->b, own->v);
+        return;
+    }
+    const double *weights = p->weights + (top * h->count + j) * (p->pre + p->post + 2);
+    for (int64_t step = 0; step < p->pre; step++) {
+        if (!zero) {
+            smooth(L, block, own, weights[step]);
+            continue;
+        }
+        const lanes w = constant(weights[step]), *D = block + L->diagonal_at;
+        for (int64_t i = 0; i < L->unknowns; i++) own->v[i] = w * D[i] * own->b[i];
+        zero = 0;
+    }
+    if (!zero) residual(L, block + L->weights_at, own->v, own->b, own->other);
+    multiply(&L->restriction, h->levels[j - 1].unknowns, zero ? own->b : own->other, below->b);
+    for (int64_t visit = 0; visit < (j == 1 ? 1 : p->visits); visit++) cycle(h, block, p, at, j - 1, top, visit == 0);
+    prolong(L, below->v, own->v, weights[p->pre + p->post], !zero);
+    for (int64_t step = 0; step < p->post; step++) smooth(L, block, own, weights[p->pre + step]);
+}
+
+/* Full multigrid for the loads of the finest level; the solution is in at[count - 1].v. */
+static void full(const hierarchy *h, const lanes *block, const plan *p, vectors *at) {
+    const int64_t last = h->count - 1;
+    for (int64_t j = last; j > 0; j--)
+        multiply(&h->levels[j].restriction, h->levels[j - 1].unknowns, at[j].load, at[j - 1].load);
+    solve_coarsest(h, block, at[0].load, at[0].v);
+    for (int64_t j = 1; j <= last; j++) {
+        prolong(h->levels + j, at[j - 1].v, at[j].v, p->weights[(j * h->count + j + 1) * (p->pre + p->post + 2) - 1], 0);
+        lanes *b = at[j].b;
+        at[j].b = at[j].load; /* only this cycle's first level has the load itself as its right-hand side */
+        cycle(h, block, p, at, j, j, 0);
+        at[j].b = b;
+    }
+}
+
+static lanes *reserve(const hierarchy *h, lanes *space, vectors *at) {
+    for (int64_t j = 0; j < h->count; j++) {
+        const int64_t n = h->levels[j].unknowns;
+        lanes **all[] = {&at[j].v, &at[j].other, &at[j].b, &at[j].load};
+        for (int k = 0; k < 4; k++, space += n + 1) {
+            *all[k] = space;
+            memset(space + n, 0, sizeof(lanes));
+        }
+    }
+    return space;
+}
+
+static lanes quotient(lanes x, lanes z) { /* x / z where both are positive and z is finite, and 0 elsewhere */
+    for (int l = 0; l < LANES; l++) x[l] = x[l] > 0 && z[l] > 0 && __builtin_isfinite(z[l]) ? x[l] / z[l] : 0;
+    return x;
+}
+
+/* Steps of conjugate gradients for A x = b, preconditioned by a cycle. */
+static void conjugate_directions(const hierarchy *h, const lanes *block, const plan *p, vectors *at, lanes *x, lanes *r,
+                                 lanes *direction, lanes *product, int64_t steps) {
+    const int64_t last = h->count - 1, n = h->levels[last].unknowns;
+    const level *L = h->levels + last;
+    const lanes *c = block + L->weights_at;
+    lanes before = {0};
+    for (int64_t step = 0; step < steps; step++) {
+        lanes *b = at[last].b;
+        at[last].b = r;
+        cycle(h, block, p, at, last, last, 1);
+        at[last].b = b;
+        const lanes *z = at[last].v;
+        const lanes square = dot(r, z, n), ratio = quotient(square, before);
+        for (int64_t i = 0; i < n; i++) direction[i] = step ? z[i] + ratio * direction[i] : z[i];
+        for (int64_t i = 0; i < n; i++) product[i] = row_of_product(L, c, direction, i);
+        const lanes size = quotient(square, dot(direction, product, n));
+        for (int64_t i = 0; i < n; i++) {
+            x[i] += size * direction[i];
+            r[i] -= size * product[i];
+        }
+        before = square;
+    }
+}
+
+/* The room that `answer` and the functions below need, in lanes. */
+int64_t room(const hierarchy *h) {
+    int64_t sum = 4 * (h->levels[h->count - 1].unknowns + 1);
+    for (int64_t j = 0; j < h->count; j++) sum += 4 * (h->levels[j].unknowns + 1);
+    return sum;
+}
+
+/* v (N, B) for b (N, B) in blocks [from, to): full multigrid if `start` is 0, one cycle from zero if it is 1, what v
+   holds already if it is 2; then steps of conjugate gradients. `packed` begins with block `from`. */
+void answer(const hierarchy *h, const lanes *packed, const plan *p, const real *b, real *v, int64_t samples,
+            int64_t from, int64_t to, int64_t start, int64_t steps, lanes *space) {
+    const int64_t last = h->count - 1, n = h->levels[last].unknowns;
+    vectors at[h->count];
+    lanes *more = reserve(h, space, at);
+    lanes *x = more, *r = x + n + 1, *direction = r + n + 1, *product = direction + n + 1;
+    memset(x + n, 0, sizeof(lanes));
+    memset(direction + n, 0, sizeof(lanes));
+    for (int64_t number = from; number < to; number++) {
+        const lanes *block = packed + (number - from) * h->block;
+        gather(b, n, samples, number, at[last].load);
+        if (start == 0) full(h, block, p, at);
+        if (start == 1) {
+            lanes *kept = at[last].b;
+            at[last].b = at[last].load;
+            cycle(h, block, p, at, last, last, 1);
+            at[last].b = kept;
+        }
+        if (start == 2) gather(v, n, samples, number, at[last].v);
+        if (steps) {
+            memcpy(x, at[last].v, sizeof(lanes) * (size_t)n);
+            residual(h->levels + last, block + h->levels[last].weights_at, x, at[last].load, r);
+            conjugate_directions(h, block, p, at, x, r, direction, product, steps);
+        }
+        scatter(steps ? x : at[last].v, n, samples, number, v);
+    }
+}
+
+/* out (N, B) = A v, or b - A v if b is given. */
+void multiply_by_A(const hierarchy *h, const lanes *packed, const real *v, const real *b, real *out, int64_t samples,
+                   int64_t from, int64_t to, lanes *space) {
+    const level *L = h->levels + h->count - 1;
+    const int64_t n = L->unknowns;
+    lanes *x = space, *rhs = x + n + 1, *made = rhs + n + 1;
+    memset(x + n, 0, sizeof(lanes));
+    for (int64_t number = from; number < to; number++) {
+        const lanes *c = packed + (number - from) * h->block + L->weights_at;
+        gather(v, n, samples, number, x);
+        if (b) {
+            gather(b, n, samples, number, rhs);
+            residual(L, c, x, rhs, made);
+        } else {
+            for (int64_t i = 0; i < n; i++) made[i] = row_of_product(L, c, x, i);
+        }
+        scatter(made, n, samples, number, out);
+    }
+}
+
+/* out (B): the squares of the estimated errors of v, sums of r' D^-1 r over the residuals restricted to all levels. */
+void estimate(const hierarchy *h, const lanes *packed, const real *v, const real *b, real *out, int64_t samples,
+              int64_t from, int64_t to, lanes *space) {
+    const int64_t last = h->count - 1;
+    vectors at[h->count];
+    reserve(h, space, at);
+    for (int64_t number = from; number < to; number++) {
+        const lanes *block = packed + (number - from) * h->block;
+        gather(v, h->levels[last].unknowns, samples, number, at[last].v);
+        gather(b, h->levels[last].unknowns, samples, number, at[last].load);
+        residual(h->levels + last, block + h->levels[last].weights_at, at[last].v, at[last].load, at[last].b);
+        lanes sum = {0};
+        for (int64_t j = last; j > 0; j--) {
+            const level *L = h->levels + j;
+            const lanes *D = block + L->diagonal_at, *r = at[j].b;
+            for (int64_t i = 0; i < L->unknowns; i++) at[j].other[i] = D[i] * r[i];
+            sum += dot(r, at[j].other, L->unknowns);
+            multiply(&L->restriction, h->levels[j - 1].unknowns, r, at[j - 1].b);
+        }
+        solve_coarsest(h, block, at[0].b, at[0].v);
+        sum += dot(at[0].b, at[0].v, h->levels[0].unknowns);
+        scatter(&sum, 1, samples, number, out);
+    }
+}
