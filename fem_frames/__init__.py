@@ -114,9 +114,9 @@ if TYPE_CHECKING:
     from fem_frames.problem.loading import make_problem
     from fem_frames.solvers.bounds import ErrorBound, certify, error_bound
     from fem_frames.solvers.conjugate_gradients import conjugate_gradients
+    from fem_frames.solvers.cycle_plans import Cycle
     from fem_frames.solvers.differentiable import differentiable_solve
     from fem_frames.solvers.friedrichs import friedrichs_constant
-    from fem_frames.solvers.cycle_plans import Cycle
     from fem_frames.solvers.multigrid import Multigrid
     from fem_frames.solvers.output_bounds import OutputValues, certify_outputs
     from fem_frames.solvers.solution import Solution, solve, solve_linear

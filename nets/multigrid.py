@@ -86,20 +86,19 @@ class MultigridNet(FrameNet):
         at = self._multigrid.recorded(y) if traced else self._multigrid.at(y)
         b = formulation.nodal_load(y).T.contiguous()
         weights = self.weights.to(formulation.wide) if traced else self.weights.double().tolist()
-        v = at.full_cycle(b, LearnedPlan(weights, self.steps[0]))
-        if not recorded and is_plain(v):
-            v = self._judged(at, v, b)
-        return v.T
+        plan = LearnedPlan(weights, self.steps[0])
+        if recorded or not is_plain(b):
+            return at.full_cycle(b, plan).T
+        v, share = at.judged_cycle(b, plan)
+        return self._judged(at, v, share, b).T
 
-    def _judged(self, at: SampleMultigrid, v: Tensor, b: Tensor) -> Tensor:
-        """(N, B) v, with the Chebyshev cycle's answers where they are estimated to be better."""
-        limit = self.limit
-        share = _relative_estimate(at, v, b)
-        doubtful = ~(share <= limit)  # NaN too
+    def _judged(self, at: SampleMultigrid, v: Tensor, share: Tensor, b: Tensor) -> Tensor:
+        """(N, B) v with relative estimates (B,), or the Chebyshev cycle's answers where they are estimated better."""
+        doubtful = ~(share <= self.limit)  # NaN too
         if not doubtful.any():
             return v
-        other = at.full_cycle(b, self._chebyshev)
-        worse = doubtful & ~(share <= _relative_estimate(at, other, b))
+        other, its_share = at.judged_cycle(b, self._chebyshev)
+        worse = doubtful & ~(share <= its_share)
         if not worse.any():
             return v
         warnings.warn(
@@ -118,7 +117,7 @@ class MultigridNet(FrameNet):
             y = torch.as_tensor(samples).to(formulation.frame.device, formulation.wide)
             with torch.no_grad():
                 at, b = self._multigrid.at(y), formulation.nodal_load(y).T.contiguous()
-                self._limit = float(_relative_estimate(at, at.full_cycle(b, self._chebyshev), b).max())
+                self._limit = float(at.judged_cycle(b, self._chebyshev)[1].max())
         return self._limit
 
 
@@ -140,8 +139,3 @@ class LearnedPlan(Plan):
 
     def start(self, j: int, last: int) -> float | Tensor | None:
         return self._row(j, j, last)[-1]
-
-
-def _relative_estimate(at: SampleMultigrid, v: Tensor, b: Tensor) -> Tensor:
-    """(B,) the estimated error of v (N, B) relative to its own energy norm."""
-    return at.estimate(v.T, b.T) / (v * b).sum(0).clamp_min(torch.finfo(v.dtype).tiny).sqrt()

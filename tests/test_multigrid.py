@@ -81,7 +81,7 @@ def test_matrices_of_all_levels_are_galerkin_products(name):
     made = formulation(name)
     y = samples(made.problem, 3)
     multigrid = Multigrid(made)
-    matrices = [A.to_dense() for A in multigrid.at(y).matrices]
+    matrices = [A.to_dense() for A in multigrid.recorded(y).matrices]
     torch.testing.assert_close(matrices[-1], made.A(y).to_dense(), rtol=1e-10, atol=1e-10 * float(matrices[-1].max()))
     for level, coarse, fine in zip(multigrid.levels[1:], matrices, matrices[1:], strict=False):
         P = level.P.to_dense()
@@ -95,7 +95,7 @@ def test_matrices_of_all_levels_are_galerkin_products(name):
 def test_the_smoother_s_diagonal_bounds_the_matrix(name):
     """A ≤ 2 D on all levels: then no Jacobi step with Chebyshev weights increases an error in the energy norm."""
     made = formulation(name)
-    at = Multigrid(made).at(samples(made.problem, 2))
+    at = Multigrid(made).recorded(samples(made.problem, 2))
     for A, inverse in zip(at.matrices, at.inverse_diagonals, strict=True):
         root = inverse.T.sqrt()
         values = torch.linalg.eigvalsh(root[:, :, None] * A.to_dense() * root[:, None])

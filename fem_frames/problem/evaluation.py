@@ -25,6 +25,10 @@ MOST_POINTS = 4
 """Sums over more points than this round differently with the batch last, so functions keep the batch first there."""
 
 
+PIECE = 2**19
+"""Numbers that a user's function is evaluated for at a time, so that its temporaries stay in the cache."""
+
+
 class NotFiniteError(ValueError):
     """Values are not finite although they must be."""
 
@@ -91,17 +95,35 @@ class PointData:
 def batch_last(function: Callable[[Array, Array], Array], points: Array, y: Array) -> Any:
     """The values (B, K, Q) of a function of x and y with strides of (K, Q, B), or what else it returns.
 
-    The function sees x (K, Q, 1, d) and y (1, 1, B, p), so that plain broadcasting makes tensors with the batch last.
+    The function sees x (K, Q, 1, d) and y (1, 1, B, p), so that plain broadcasting makes tensors with the batch last,
+    for as many cells at a time as `PIECE` allows.
     """
-    values = function(points[:, :, None], y.T.contiguous().T[None, None])
+    from fem_frames.operators.checking import is_watched
+
+    x, y = points[:, :, None], y.T.contiguous().T[None, None]
+    K, Q, B = len(x), x.shape[1], y.shape[2]
+    few = max(1, PIECE // (Q * B))
+    if few >= K or is_watched(y):
+        values = function(x, y)
+    else:
+        values = function(x[:few], y)
+        if tuple(getattr(values, "shape", ())) == (few, Q, B):
+            pieces = values.new_empty(K, Q, B)
+            pieces[:few] = values
+            for start in range(few, K, few):
+                pieces[start : start + few] = function(x[start : start + few], y)
+            values = pieces
+        else:  # numbers, or values that do not depend on everything
+            values = function(x, y)
     return values.permute(2, 0, 1) if getattr(values, "ndim", 0) == 3 else values
 
 
 def _acts_pointwise(function: Callable[[Array, Array], Array], problem: Problem, points: Array) -> bool:
     """Whether a user's function has the same values if x and y have the axes of `batch_last`.
 
-    Functions that write x[..., i] and y[..., k] do. Others may rely on x (K, Q, d) and y (B, 1, 1, p), which a trial
-    detects, with lengths of axes that differ from each other. Only tensors have a choice of memory layout.
+    Functions that write x[..., i] and y[..., k] do. Others may rely on x (K, Q, d) and y (B, 1, 1, p), or on all cells
+    at once, which a trial detects, with lengths of axes that differ from each other. Only tensors have a choice of
+    memory layout.
     """
     if isinstance(points, np.ndarray) or len(points) == 0 or points.shape[1] > MOST_POINTS:
         return False
@@ -117,11 +139,15 @@ def _acts_pointwise(function: Callable[[Array, Array], Array], problem: Problem,
             plain = spread(function(x.clone(), y.clone()[:, None, None, :]), y, (B, K, Q), "")
             other = batch_last(function, x.clone(), y)
             made = spread(other, y, (B, K, Q), "")
+            parts = [spread(batch_last(function, part, y), y, (B, len(part), Q), "") for part in (x[:2], x[2:])]
+            pieces = torch.cat([part.expand(-1, -1, made.shape[2]) for part in parts], dim=1)
     except (Exception, SystemExit):  # evaluating it in earnest reports the error
         return False
     rounding = 100 * torch.finfo(y.dtype).eps * plain.abs().amax().nan_to_num(0.0, 0.0, 0.0)
     fits = getattr(other, "ndim", 0) in (0, 3) and made.shape == plain.shape
-    return fits and torch.allclose(made, plain, rtol=0.0, atol=float(rounding), equal_nan=True)
+    return fits and all(
+        torch.allclose(found, plain, rtol=0.0, atol=float(rounding), equal_nan=True) for found in (made, pieces)
+    )
 
 
 def spread(found: Any, like: Array, shape: tuple[int, int, int], what: str) -> Array:

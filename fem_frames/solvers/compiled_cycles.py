@@ -1,7 +1,8 @@
 """Multigrid cycles in compiled code, for float32 and float64 on processors: `cycles.c` beside this file.
 
-A vector of the processor holds one number of 16 samples in float32, or of 8 in float64: a block. All levels of one block
-are worked on before the next block, so that they stay in the cache. Threads take different blocks.
+A vector holds one number of up to 16 samples in float32, or of 8 in float64: a block. All levels of one block are
+worked on before the next block, so that they stay in the cache. Threads take different blocks, and few samples get
+short vectors.
 
 B samples, n unknowns of a level, N of the finest one, E weights of a level, K cells.
 """
@@ -19,16 +20,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fem_frames.frame.graph_order import reordered
 from fem_frames.frame.graphs import Graph, GraphHierarchy, GraphLevel
 from fem_frames.frame.sparse import SparseMatrix
+from fem_frames.mesh.geometry import Ints
+from fem_frames.operators.checking import is_watched
 from fem_frames.operators.linear import RowOperator, batch_last
 from fem_frames.solvers.compiling import compiled
 from fem_frames.solvers.cycle_plans import Chebyshev, Cycle, Plan
-from fem_frames.solvers.sample_multigrid import INDEFINITE, SampleMultigrid
+from fem_frames.solvers.sample_multigrid import INDEFINITE, SampleMultigrid, relative_estimate
 
 SOURCE = Path(__file__).with_name("cycles.c")
 REALS = {torch.float32: ("float", np.float32), torch.float64: ("double", np.float64)}
-WIDTH = 64  # bytes of a vector
+WIDTHS = (16, 32, 64)  # bytes of a vector
+CACHE = 2**23  # bytes of a block above which the second width is faster than the last
 FULL, FROM_ZERO, FROM_GIVEN = 0, 1, 2  # starts of an answer
 
 _Pointer, _Number = ctypes.c_void_p, ctypes.c_int64
@@ -48,7 +53,11 @@ class _Level(ctypes.Structure):
 
 
 class _Hierarchy(ctypes.Structure):
-    _fields_ = [("levels", _Pointer), *((name, _Number) for name in ("count", "given", "factor_at", "block"))]
+    _fields_ = [
+        ("levels", _Pointer),
+        ("order", _Pointer),
+        *((name, _Number) for name in ("count", "given", "factor_at", "block")),
+    ]
 
 
 class _Plan(ctypes.Structure):
@@ -59,17 +68,17 @@ class _Plan(ctypes.Structure):
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "set_up": (_Number, [_Pointer, _Pointer, _Number, _Number, _Number, _Pointer, _Pointer]),
     "room": (_Number, [_Pointer]),
-    "answer": (None, [*[_Pointer] * 5, *[_Number] * 5, _Pointer]),
-    "multiply_by_A": (None, [*[_Pointer] * 5, *[_Number] * 3, _Pointer]),
+    "answer": (None, [*[_Pointer] * 6, *[_Number] * 5, _Pointer]),
+    "multiply_by_A": (None, [*[_Pointer] * 4, *[_Number] * 3, _Pointer]),
     "estimate": (None, [*[_Pointer] * 5, *[_Number] * 3, _Pointer]),
 }
 
 
-def kernels(dtype: torch.dtype, device: torch.device) -> ctypes.CDLL | None:
+def kernels(dtype: torch.dtype, device: torch.device, width: int = WIDTHS[-1]) -> ctypes.CDLL | None:
     """The compiled functions for this precision; None on devices, in half precision, and without a C compiler."""
     if device.type != "cpu" or dtype not in REALS:
         return None
-    library = compiled(SOURCE, f"REAL={REALS[dtype][0]}")
+    library = compiled(SOURCE, f"REAL={REALS[dtype][0]}", f"WIDTH={width}")
     if library is not None:
         for name, (result, arguments) in SIGNATURES.items():
             function = getattr(library, name)
@@ -77,12 +86,37 @@ def kernels(dtype: torch.dtype, device: torch.device) -> ctypes.CDLL | None:
     return library
 
 
-class CompiledLevels:
-    """The tables of all levels for the compiled functions."""
+class CompiledMultigrids:
+    """The compiled multigrid of a hierarchy, with vectors that suit the number of samples."""
 
-    def __init__(self, tables: GraphHierarchy, dtype: torch.dtype, library: ctypes.CDLL) -> None:
+    def __init__(self, tables: GraphHierarchy, dtype: torch.dtype, device: torch.device) -> None:
+        """`kernels` must not be None for the precision and the device."""
+        self._tables, self._order = reordered(tables)
+        self._dtype, self._device = dtype, device
+        self._rows = sum(len(g.edges) + len(g.grounds) + g.size for g in (level.graph for level in tables.levels))
+        self._levels: dict[int, CompiledLevels] = {}
+
+    def at(self, data: Tensor) -> CompiledMultigrid:
+        """The matrices for diffusion numbers (K, B) of the finest cells, or for weights (E, B) of the finest level."""
+        largest = WIDTHS[-1] if WIDTHS[-1] * self._rows <= CACHE else WIDTHS[-2]
+        needed = data.shape[1] * self._dtype.itemsize
+        width = next((width for width in WIDTHS if needed <= width <= largest), largest)
+        if width not in self._levels:
+            library = kernels(self._dtype, self._device, width)
+            assert library is not None
+            self._levels[width] = CompiledLevels(self._tables, self._order, self._dtype, library, width)
+        return CompiledMultigrid(self._levels[width], data.to(self._dtype).contiguous())
+
+
+class CompiledLevels:
+    """The tables of all levels for the compiled functions with vectors of `width` bytes."""
+
+    def __init__(
+        self, tables: GraphHierarchy, order: Ints, dtype: torch.dtype, library: ctypes.CDLL, width: int
+    ) -> None:
+        """`order` (N,) has the caller's numbers of the finest unknowns."""
         self.dtype, self.library = dtype, library
-        self.lanes = WIDTH // dtype.itemsize
+        self.lanes = width // dtype.itemsize
         self._real = REALS[dtype][1]
         self._kept: list[Any] = []  # arrays that the structures point to
         self._spare: list[Tensor] = []  # scratch memory of earlier calls
@@ -99,12 +133,14 @@ class CompiledLevels:
             made.weights_at, made.diagonal_at = place, place + made.weights
             place += made.weights + made.unknowns
         first, last = levels[0], levels[-1]
-        given, block = last.cells or last.weights, place + first.unknowns**2
+        block = place + first.unknowns**2
+        self.count, self.size, self.given = len(levels), last.unknowns, last.cells or last.weights
         self._levels = levels
-        self._hierarchy = _Hierarchy(ctypes.addressof(levels), len(levels), given, place, block)
-        self.pointer, self.count, self.size, self.given = ctypes.addressof(self._hierarchy), len(levels), last.unknowns, given
-        self.block_bytes = block * WIDTH
-        self._room = max(int(library.room(self.pointer)), given) * WIDTH
+        self._hierarchy = _Hierarchy(
+            ctypes.addressof(levels), self._pointer(order.astype(np.int32)), self.count, self.given, place, block
+        )
+        self.pointer, self.block_bytes = ctypes.addressof(self._hierarchy), block * width
+        self._room = max(int(library.room(self.pointer)), self.given) * width
 
     def _set_up(self, level: GraphLevel) -> tuple[_Table, int]:
         if level.of_cells is not None:
@@ -118,10 +154,6 @@ class CompiledLevels:
     def _pointer(self, array: np.ndarray) -> int:
         self._kept.append(np.ascontiguousarray(array))
         return int(self._kept[-1].ctypes.data)
-
-    def at(self, data: Tensor) -> CompiledMultigrid:
-        """The matrices for diffusion numbers (K, B) of the finest cells, or for weights (E, B) of the finest level."""
-        return CompiledMultigrid(self, data.to(self.dtype).contiguous())
 
     def over_blocks(self, samples: int, run: Callable[[int, int, int], Any]) -> list[Any]:
         """run(from, to, scratch) over all blocks of the samples, shared among torch's number of threads."""
@@ -173,7 +205,9 @@ class CompiledMultigrid(SampleMultigrid):
 
         def run(first: int, last: int, scratch: int) -> int:
             place = self._block(first)
-            return int(levels.library.set_up(levels.pointer, data.data_ptr(), self.samples, first, last, place, scratch))
+            return int(
+                levels.library.set_up(levels.pointer, data.data_ptr(), self.samples, first, last, place, scratch)
+            )
 
         if max(levels.over_blocks(self.samples, run), default=-1) >= 0:
             raise ValueError(INDEFINITE)
@@ -186,10 +220,10 @@ class CompiledMultigrid(SampleMultigrid):
         return CompiledMatrix(self)
 
     def full_cycle(self, b: Tensor, plan: Plan) -> Tensor:
-        return self._answer(b, torch.empty_like(b), plan, FULL, 0)
+        return self._one_by_one(b, lambda x: self._answer(x, torch.empty_like(x), plan, FULL, 0))
 
     def preconditioned(self, r: Tensor, plan: Plan) -> Tensor:
-        return self._answer(r, torch.empty_like(r), plan, FROM_ZERO, 0)
+        return self._one_by_one(r, lambda x: self._answer(x, torch.empty_like(x), plan, FROM_ZERO, 0))
 
     def refined(self, b: Tensor, v: Tensor, steps: int, cycle: Cycle = Cycle()) -> Tensor:  # noqa: B008 (frozen)
         if steps == 0:
@@ -201,8 +235,15 @@ class CompiledMultigrid(SampleMultigrid):
         rhs = batch_last(self.scaled(b))
         return self._answer(rhs, torch.empty_like(rhs), Chebyshev(cycle), FULL, steps).T
 
-    def _answer(self, b: Tensor, v: Tensor, plan: Plan, start: int, steps: int) -> Tensor:
-        """(N, B) v, overwritten."""
+    def judged_cycle(self, b: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+        squares = torch.empty(2, self.samples, dtype=self.dtype)
+        v = self._answer(b, torch.empty_like(b), plan, FULL, 0, squares)
+        return v, relative_estimate(*squares)
+
+    def _answer(
+        self, b: Tensor, v: Tensor, plan: Plan, start: int, steps: int, squares: Tensor | None = None
+    ) -> Tensor:
+        """(N, B) v, overwritten, and squares (2, B) of the estimate and of the energy norm where wanted."""
         levels, (weights, described) = self.levels, _described(plan, self.levels.count)
         self._check(b, v)
 
@@ -213,6 +254,7 @@ class CompiledMultigrid(SampleMultigrid):
                 ctypes.addressof(described),
                 b.data_ptr(),
                 v.data_ptr(),
+                None if squares is None else squares.data_ptr(),
                 self.samples,
                 first,
                 last,
@@ -225,19 +267,28 @@ class CompiledMultigrid(SampleMultigrid):
         del weights  # `described` points to it
         return v
 
-    def product(self, v: Tensor, b: Tensor | None = None) -> Tensor:
-        """(N, B) A v, or b - A v."""
+    def product(self, v: Tensor) -> Tensor:
+        """(N, B) A v."""
+        return self._one_by_one(v, self._product)
+
+    def _product(self, v: Tensor) -> Tensor:
         levels, out = self.levels, torch.empty_like(v)
-        self._check(v, v if b is None else b)
+        self._check(v)
 
         def run(first: int, last: int, scratch: int) -> None:
-            arrays = v.data_ptr(), None if b is None else b.data_ptr(), out.data_ptr()
+            arrays = v.data_ptr(), out.data_ptr()
             levels.library.multiply_by_A(
                 levels.pointer, self._block(first), *arrays, self.samples, first, last, scratch
             )
 
         levels.over_blocks(self.samples, run)
         return out
+
+    def _one_by_one(self, x: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
+        """run(x), column by column where one sample's matrix serves several vectors."""
+        if self.samples != 1 or x.shape[-1] == 1:
+            return run(x)
+        return torch.cat([run(column.contiguous()) for column in x.split(1, dim=1)], dim=1)
 
     def estimated_square(self, v: Tensor, b: Tensor) -> Tensor:
         levels, out = self.levels, torch.empty(self.samples, dtype=self.dtype)
@@ -253,6 +304,8 @@ class CompiledMultigrid(SampleMultigrid):
     def _check(self, *vectors: Tensor) -> None:
         shape = (self.levels.size, self.samples)
         for v in vectors:  # the compiled code reads memory without looking
+            if is_watched(v):
+                raise ValueError("compiled cycles record no gradients: use Multigrid.recorded(y) instead of at(y)")
             if v.shape != shape or v.dtype != self.dtype or not v.is_contiguous() or v.device.type != "cpu":
                 raise ValueError(
                     f"multigrid takes contiguous {shape} in {self.dtype}, but got {tuple(v.shape)} in {v.dtype}"

@@ -1,8 +1,8 @@
 /* Multigrid for a batch of samples: one sample per lane of a vector, all levels of one vector's samples at a time.
 
    A_y = G' diag(c) G on every level. The samples of one vector, a block, go through set-up or solution together: what
-   a block needs stays in the cache, and a smoothing step reads the weights c once. fem_frames/solvers/compiled.py
-   compiles this file for float and double and calls it; fem_frames/solvers/multigrid.py says the same in torch.
+   a block needs stays in the cache, and a smoothing step reads the weights c once. fem_frames/solvers/compiled_cycles.py
+   compiles this file for REAL float and double and for vectors of WIDTH bytes, and calls it; fem_frames/solvers/multigrid.py says the same in torch.
 
    n unknowns of a level, E rows of G, K cells, B samples. Matrices of a caller are (rows, B) with the batch last; inside,
    an array is (rows) of lanes. Vectors over unknowns have one more row, which is zero: the neighbour that grounds. */
@@ -11,8 +11,8 @@
 #include <string.h>
 
 typedef REAL real;
-typedef real lanes __attribute__((vector_size(64)));
-enum { LANES = 64 / sizeof(real), RUN = 256 };
+typedef real lanes __attribute__((vector_size(WIDTH)));
+enum { LANES = WIDTH / sizeof(real), RUN = 256 };
 
 typedef struct { /* a sparse matrix by rows */
     const int64_t *starts;
@@ -30,6 +30,7 @@ typedef struct {
 
 typedef struct {
     const level *levels;
+    const int32_t *order; /* (N) the caller's numbers of the finest unknowns */
     int64_t count, given, factor_at, block; /* levels; rows of the data; place of the coarsest factor; size of a block */
 } hierarchy;
 
@@ -53,23 +54,26 @@ static lanes larger(lanes x, lanes z) {
     return x;
 }
 
-/* ---- between a caller's (rows, B) and lanes; the lanes past the last sample repeat it */
+/* ---- between a caller's (rows, B) and lanes: row i here is row order[i] there, or i if there is no order; the lanes
+   past the last sample repeat it */
 
-static void gather(const real *from, int64_t rows, int64_t samples, int64_t block, lanes *to) {
+static void gather(const real *from, const int32_t *order, int64_t rows, int64_t samples, int64_t block, lanes *to) {
     const int64_t first = block * LANES;
-    if (first + LANES <= samples) {
-        for (int64_t i = 0; i < rows; i++) memcpy(to + i, from + i * samples + first, sizeof(lanes));
-        return;
+    for (int64_t i = 0; i < rows; i++) {
+        const real *row = from + (order ? order[i] : i) * samples;
+        if (first + LANES <= samples) memcpy(to + i, row + first, sizeof(lanes));
+        else
+            for (int l = 0; l < LANES; l++) to[i][l] = row[first + l < samples ? first + l : samples - 1];
     }
-    for (int64_t i = 0; i < rows; i++)
-        for (int l = 0; l < LANES; l++)
-            to[i][l] = from[i * samples + (first + l < samples ? first + l : samples - 1)];
 }
 
-static void scatter(const lanes *from, int64_t rows, int64_t samples, int64_t block, real *to) {
+static void scatter(const lanes *from, const int32_t *order, int64_t rows, int64_t samples, int64_t block, real *to) {
     const int64_t first = block * LANES;
-    const size_t size = sizeof(real) * (size_t)(first + LANES <= samples ? LANES : samples - first);
-    for (int64_t i = 0; i < rows; i++) memcpy(to + i * samples + first, from + i, size);
+    for (int64_t i = 0; i < rows; i++) {
+        real *row = to + (order ? order[i] : i) * samples + first;
+        if (first + LANES <= samples) memcpy(row, from + i, sizeof(lanes));
+        else memcpy(row, from + i, sizeof(real) * (size_t)(samples - first));
+    }
 }
 
 /* ---- products */
@@ -168,7 +172,7 @@ int64_t set_up(const hierarchy *h, const real *data, int64_t samples, int64_t fr
                lanes *space) {
     for (int64_t number = from; number < to; number++) {
         lanes *block = packed + (number - from) * h->block;
-        gather(data, h->given, samples, number, space);
+        gather(data, 0, h->given, samples, number, space);
         int64_t cells = h->given;
         for (int64_t j = h->count - 1; j >= 0; j--) {
             const level *L = h->levels + j;
@@ -295,14 +299,41 @@ static void conjugate_directions(const hierarchy *h, const lanes *block, const p
         const lanes *z = at[last].v;
         const lanes square = dot(r, z, n), ratio = quotient(square, before);
         for (int64_t i = 0; i < n; i++) direction[i] = step ? z[i] + ratio * direction[i] : z[i];
-        for (int64_t i = 0; i < n; i++) product[i] = row_of_product(L, c, direction, i);
-        const lanes size = quotient(square, dot(direction, product, n));
+        lanes curvature = {0};
+        for (int64_t i = 0; i < n; i += RUN) {
+            lanes part = {0};
+            for (int64_t k = i; k < (i + RUN < n ? i + RUN : n); k++) {
+                product[k] = row_of_product(L, c, direction, k);
+                part += direction[k] * product[k];
+            }
+            curvature += part;
+        }
+        const lanes size = quotient(square, curvature);
         for (int64_t i = 0; i < n; i++) {
             x[i] += size * direction[i];
             r[i] -= size * product[i];
         }
         before = square;
     }
+}
+
+/* The square of the estimated error of v: the sum of r' D^-1 r over its residuals restricted to all levels. */
+static lanes estimated(const hierarchy *h, const lanes *block, vectors *at, const lanes *v, const lanes *b) {
+    const int64_t last = h->count - 1;
+    residual(h->levels + last, block + h->levels[last].weights_at, v, b, at[last].b);
+    lanes sum = {0};
+    for (int64_t j = last; j > 0; j--) {
+        const level *L = h->levels + j;
+        const lanes *D = block + L->diagonal_at, *r = at[j].b;
+        for (int64_t i = 0; i < L->unknowns; i += RUN) {
+            lanes part = {0};
+            for (int64_t k = i; k < (i + RUN < L->unknowns ? i + RUN : L->unknowns); k++) part += D[k] * r[k] * r[k];
+            sum += part;
+        }
+        multiply(&L->restriction, h->levels[j - 1].unknowns, r, at[j - 1].b);
+    }
+    solve_coarsest(h, block, at[0].b, at[0].other);
+    return sum + dot(at[0].b, at[0].other, h->levels[0].unknowns);
 }
 
 /* The room that `answer` and the functions below need, in lanes. */
@@ -313,9 +344,10 @@ int64_t room(const hierarchy *h) {
 }
 
 /* v (N, B) for b (N, B) in blocks [from, to): full multigrid if `start` is 0, one cycle from zero if it is 1, what v
-   holds already if it is 2; then steps of conjugate gradients. `packed` begins with block `from`. */
-void answer(const hierarchy *h, const lanes *packed, const plan *p, const real *b, real *v, int64_t samples,
-            int64_t from, int64_t to, int64_t start, int64_t steps, lanes *space) {
+   holds already if it is 2; then steps of conjugate gradients. `squares`, where wanted, gets the estimated square of the
+   error of v and then the product of v and b, (2, B). `packed` begins with block `from`. */
+void answer(const hierarchy *h, const lanes *packed, const plan *p, const real *b, real *v, real *squares,
+            int64_t samples, int64_t from, int64_t to, int64_t start, int64_t steps, lanes *space) {
     const int64_t last = h->count - 1, n = h->levels[last].unknowns;
     vectors at[h->count];
     lanes *more = reserve(h, space, at);
@@ -324,7 +356,7 @@ void answer(const hierarchy *h, const lanes *packed, const plan *p, const real *
     memset(direction + n, 0, sizeof(lanes));
     for (int64_t number = from; number < to; number++) {
         const lanes *block = packed + (number - from) * h->block;
-        gather(b, n, samples, number, at[last].load);
+        gather(b, h->order, n, samples, number, at[last].load);
         if (start == 0) full(h, block, p, at);
         if (start == 1) {
             lanes *kept = at[last].b;
@@ -332,57 +364,46 @@ void answer(const hierarchy *h, const lanes *packed, const plan *p, const real *
             cycle(h, block, p, at, last, last, 1);
             at[last].b = kept;
         }
-        if (start == 2) gather(v, n, samples, number, at[last].v);
+        if (start == 2) gather(v, h->order, n, samples, number, at[last].v);
         if (steps) {
             memcpy(x, at[last].v, sizeof(lanes) * (size_t)n);
             residual(h->levels + last, block + h->levels[last].weights_at, x, at[last].load, r);
             conjugate_directions(h, block, p, at, x, r, direction, product, steps);
         }
-        scatter(steps ? x : at[last].v, n, samples, number, v);
+        const lanes *found = steps ? x : at[last].v;
+        scatter(found, h->order, n, samples, number, v);
+        if (squares) {
+            const lanes pair[] = {estimated(h, block, at, found, at[last].load), dot(found, at[last].load, n)};
+            scatter(pair, 0, 2, samples, number, squares);
+        }
     }
 }
 
-/* out (N, B) = A v, or b - A v if b is given. */
-void multiply_by_A(const hierarchy *h, const lanes *packed, const real *v, const real *b, real *out, int64_t samples,
-                   int64_t from, int64_t to, lanes *space) {
+/* out (N, B) = A v. */
+void multiply_by_A(const hierarchy *h, const lanes *packed, const real *v, real *out, int64_t samples, int64_t from,
+                   int64_t to, lanes *space) {
     const level *L = h->levels + h->count - 1;
     const int64_t n = L->unknowns;
-    lanes *x = space, *rhs = x + n + 1, *made = rhs + n + 1;
+    lanes *x = space, *made = x + n + 1;
     memset(x + n, 0, sizeof(lanes));
     for (int64_t number = from; number < to; number++) {
         const lanes *c = packed + (number - from) * h->block + L->weights_at;
-        gather(v, n, samples, number, x);
-        if (b) {
-            gather(b, n, samples, number, rhs);
-            residual(L, c, x, rhs, made);
-        } else {
-            for (int64_t i = 0; i < n; i++) made[i] = row_of_product(L, c, x, i);
-        }
-        scatter(made, n, samples, number, out);
+        gather(v, h->order, n, samples, number, x);
+        for (int64_t i = 0; i < n; i++) made[i] = row_of_product(L, c, x, i);
+        scatter(made, h->order, n, samples, number, out);
     }
 }
 
-/* out (B): the squares of the estimated errors of v, sums of r' D^-1 r over the residuals restricted to all levels. */
+/* out (B): the squares of the estimated errors of v. */
 void estimate(const hierarchy *h, const lanes *packed, const real *v, const real *b, real *out, int64_t samples,
               int64_t from, int64_t to, lanes *space) {
-    const int64_t last = h->count - 1;
+    const int64_t last = h->count - 1, n = h->levels[last].unknowns;
     vectors at[h->count];
     reserve(h, space, at);
     for (int64_t number = from; number < to; number++) {
-        const lanes *block = packed + (number - from) * h->block;
-        gather(v, h->levels[last].unknowns, samples, number, at[last].v);
-        gather(b, h->levels[last].unknowns, samples, number, at[last].load);
-        residual(h->levels + last, block + h->levels[last].weights_at, at[last].v, at[last].load, at[last].b);
-        lanes sum = {0};
-        for (int64_t j = last; j > 0; j--) {
-            const level *L = h->levels + j;
-            const lanes *D = block + L->diagonal_at, *r = at[j].b;
-            for (int64_t i = 0; i < L->unknowns; i++) at[j].other[i] = D[i] * r[i];
-            sum += dot(r, at[j].other, L->unknowns);
-            multiply(&L->restriction, h->levels[j - 1].unknowns, r, at[j - 1].b);
-        }
-        solve_coarsest(h, block, at[0].b, at[0].v);
-        sum += dot(at[0].b, at[0].v, h->levels[0].unknowns);
-        scatter(&sum, 1, samples, number, out);
+        gather(v, h->order, n, samples, number, at[last].v);
+        gather(b, h->order, n, samples, number, at[last].load);
+        const lanes square = estimated(h, packed + (number - from) * h->block, at, at[last].v, at[last].load);
+        scatter(&square, 0, 1, samples, number, out);
     }
 }

@@ -19,7 +19,7 @@ from fem_frames.frame.elements import P1, P1Values
 from fem_frames.frame.graphs import graph_hierarchy
 from fem_frames.operators.checking import is_watched
 from fem_frames.operators.products import SparseProduct
-from fem_frames.solvers.compiled_cycles import CompiledLevels, kernels
+from fem_frames.solvers.compiled_cycles import CompiledMultigrids, kernels
 from fem_frames.solvers.cycle_plans import Cycle
 from fem_frames.solvers.sample_multigrid import SampleMultigrid
 from fem_frames.solvers.torch_cycles import TorchLevel, TorchLevels, TorchMultigrid
@@ -49,8 +49,8 @@ class Multigrid:
         self._tables = graph_hierarchy(formulation.frame.arrays, formulation.is_diffusion)
         of_local = self._tables.of_local
         self._of_local = None if of_local is None else SparseProduct(of_local, self.wide, self.device)
-        library = kernels(self.dtype, self.device)
-        self._compiled = None if library is None else CompiledLevels(self._tables, self.dtype, library)
+        has_kernels = kernels(self.dtype, self.device) is not None
+        self._compiled = CompiledMultigrids(self._tables, self.dtype, self.device) if has_kernels else None
 
     @property
     def kernels(self) -> str:

@@ -53,6 +53,11 @@ class SampleMultigrid(ABC):
     def estimated_square(self, v: Tensor, b: Tensor) -> Tensor:
         """(B,) the square of the estimate for v and b (N, B), of the scaled matrices."""
 
+    def judged_cycle(self, b: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+        """(N, B) full multigrid, and (B,) its estimated errors relative to the energy norms of the answers."""
+        v = self.full_cycle(b, plan)
+        return v, relative_estimate(self.estimated_square(v, b), dot(v, b))
+
     def full(self, b: Tensor, cycle: Cycle = Cycle()) -> Tensor:  # noqa: B008 (frozen)
         """(B, N) the result of full multigrid for right-hand sides b (B, N), without iterating."""
         return self.full_cycle(batch_last(self.scaled(b)), Chebyshev(cycle)).T
@@ -142,6 +147,11 @@ class ConjugateDirections:
         self.x = torch.addcmul(self.x, size, self._p)
         self.r = torch.addcmul(self.r, size, product, value=-1)
         return good
+
+
+def relative_estimate(square: Tensor, energy: Tensor) -> Tensor:
+    """(B,) estimated errors relative to the energy norm, from the squares of both."""
+    return (square.clamp_min(0) / energy.clamp_min(torch.finfo(energy.dtype).tiny)).sqrt()
 
 
 def dot(x: Tensor, z: Tensor) -> Tensor:

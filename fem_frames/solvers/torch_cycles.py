@@ -25,8 +25,7 @@ class TorchLevels:
     def __init__(self, tables: GraphHierarchy, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype, self.wide = dtype, accumulation_dtype(dtype)
         self.levels = [
-            TorchLevel(level, signed, dtype, device)
-            for level, signed in zip(tables.levels, tables.signed, strict=True)
+            TorchLevel(level, signed, dtype, device) for level, signed in zip(tables.levels, tables.signed, strict=True)
         ]
 
     def at(self, data: Tensor) -> TorchMultigrid:
