@@ -23,17 +23,19 @@ CHOICES = ("auto", "torch")
 SECONDS = 120  # for the compiler
 
 
-@functools.lru_cache(maxsize=8)
 def compiled(source: Path, *definitions: str) -> ctypes.CDLL | None:
     """The library of a C file with these macros, such as REAL=float; None where it cannot be had or is not wanted."""
     wanted = os.environ.get(VARIABLE, "auto")
     if wanted not in CHOICES:
         raise ValueError(f"{VARIABLE} is {wanted!r}; choose from {', '.join(CHOICES)}")
+    return None if wanted == "torch" else _library(source, definitions)
+
+
+@functools.cache
+def _library(source: Path, definitions: tuple[str, ...]) -> ctypes.CDLL | None:
     compiler = _compiler()
-    if wanted == "torch" or compiler is None:
-        return None
     try:
-        return _built(source, compiler, tuple(f"-D{text}" for text in definitions))
+        return None if compiler is None else _built(source, compiler, tuple(f"-D{text}" for text in definitions))
     except (OSError, subprocess.SubprocessError):
         return None
 

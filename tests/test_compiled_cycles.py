@@ -1,0 +1,263 @@
+"""Compiled multigrid cycles: equal to those in torch, on every frame; what happens without a C compiler or a cache."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from frames import samples
+from test_multigrid import FRAMES, OTHERS, formulation
+
+from fem_frames import Cycle, Multigrid, solve
+from fem_frames.solvers import compiled_cycles, compiling
+from fem_frames.solvers.cycle_plans import Chebyshev, Plan
+
+pytestmark = pytest.mark.serial
+REALS = ("float64", "float32")
+
+
+class Uneven(Plan):
+    """Other weights on every level and in every cycle, as learned ones are."""
+
+    def weights(self, j, top, last):
+        return (0.6 + 0.01 * j,), (0.7 - 0.01 * top, 0.55), 1.1 - 0.02 * j
+
+    def start(self, j, last):
+        return 1.0 + 0.01 * j
+
+
+PLANS = (
+    Chebyshev(Cycle()),
+    Chebyshev(Cycle(1, 0)),
+    Chebyshev(Cycle(0, 2)),
+    Chebyshev(Cycle(3, 1)),
+    Chebyshev(Cycle(2, 2, visits=2)),
+    Uneven(),
+)
+
+
+def both(made, y):
+    multigrid = Multigrid(made)
+    assert multigrid.kernels == "compiled"
+    return multigrid.at(y), multigrid.recorded(y)
+
+
+def assert_near(found, expected, rounding=2e3):
+    size = float(expected.abs().max())
+    tolerance = rounding * torch.finfo(expected.dtype).eps * size
+    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", REALS)
+@pytest.mark.parametrize("name", FRAMES + OTHERS)
+def test_compiled_cycles_are_those_in_torch(name, dtype):
+    made = formulation(name, dtype)
+    y = samples(made.problem, 5, made.wide)
+    compiled, plain = both(made, y)
+    b = made.nodal_load(y).T.contiguous()
+    for plan in PLANS:
+        assert_near(compiled.full_cycle(b, plan), plain.full_cycle(b.clone(), plan))
+        assert_near(compiled.preconditioned(b, plan), plain.preconditioned(b.clone(), plan))
+    v = compiled.full(b.T)
+    assert_near(compiled.A(v), plain.A(v))
+    assert_near(compiled.residual(0.5 * v, b.T), plain.residual(0.5 * v, b.T))
+    torch.testing.assert_close(compiled.estimate(0.5 * v, b.T), plain.estimate(0.5 * v, b.T), rtol=1e-4, atol=0)
+    for steps in (0, 1, 3):
+        assert_near(compiled.answer(b.T, steps), plain.answer(b.T, steps))
+        assert_near(compiled.refined(b.T, 0.5 * v, steps), plain.refined(b.T, 0.5 * v, steps))
+    (found, share), (expected, its_share) = (at.judged_cycle(b, Uneven()) for at in (compiled, plain))
+    assert_near(found, expected)
+    torch.testing.assert_close(share, its_share, rtol=1e-3, atol=1e3 * torch.finfo(share.dtype).eps)
+
+
+@pytest.mark.parametrize("dtype", REALS)
+def test_answers_do_not_depend_on_the_batch(dtype):
+    """Nor on the number of threads: samples are independent, whatever the vectors that hold them."""
+    made = formulation("square, mixed", dtype)
+    y = samples(made.problem, 53, made.wide)
+    multigrid = Multigrid(made)
+    whole = multigrid.answer(y)
+    for size in (1, 2, 3, 4, 7, 8, 9, 16, 17, 40):
+        assert_near(torch.cat([multigrid.answer(part) for part in y.split(size)]), whole, 100)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert torch.equal(multigrid.answer(y), whole)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_several_threads_may_solve_at_once():
+    made = formulation("square", "float32")
+    y = samples(made.problem, 40, torch.float32)
+    multigrid, found = Multigrid(made), {}
+    expected = multigrid.answer(y)
+
+    def run(number):
+        found[number] = [multigrid.answer(y) for _ in range(20)]
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(found) == 4
+    assert all(torch.equal(v, expected) for made in found.values() for v in made)
+
+
+def test_one_sample_s_matrix_serves_several_vectors():
+    made = formulation("square, mixed")
+    compiled, plain = both(made, samples(made.problem, 1))
+    x = torch.randn(4, made.frame.arrays.nodal_size, dtype=torch.float64)
+    assert_near(compiled.A(x), plain.A(x))
+    assert_near(compiled.v_cycle()(x), plain.v_cycle()(x))
+
+
+def test_gradients_are_recorded_or_refused():
+    made = formulation("square, mixed")
+    y = samples(made.problem, 3)
+    multigrid, b = Multigrid(made), made.nodal_load(y)
+    with pytest.raises(ValueError, match=r"record no gradients: use Multigrid.recorded\(y\)"):
+        multigrid.at(y).full(b.clone().requires_grad_())
+    free = b.clone().requires_grad_()
+    multigrid.recorded(y).full(free).sum().backward()
+    assert float(free.grad.abs().max()) > 0
+    assert multigrid.at(y.clone().requires_grad_()).A.weights.requires_grad  # torch's own
+
+
+def test_wrong_vectors_are_refused():
+    made = formulation("square", "float32")
+    y = samples(made.problem, 3, torch.float32)
+    at, b = Multigrid(made).at(y), made.nodal_load(y)
+    for wrong in (b[:2], b[:, 1:], torch.cat([b, b])):
+        with pytest.raises(ValueError, match="but got"):
+            at.full(wrong)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), -1.0, 0.0])
+def test_an_indefinite_matrix_is_refused(bad):
+    made = formulation("square", "float32")
+    multigrid = Multigrid(made)
+    data = made.cell_diffusion(samples(made.problem, 20, torch.float32)).clone()
+    data[:, 17] = bad
+    with pytest.raises(ValueError, match="not positive definite"):
+        multigrid._compiled.at(data)
+
+
+def test_the_variable_chooses_torch(monkeypatch):
+    made = formulation("square", "float32")
+    monkeypatch.setenv(compiling.VARIABLE, "torch")
+    assert Multigrid(made).kernels == "torch"
+    monkeypatch.setenv(compiling.VARIABLE, "fortran")
+    with pytest.raises(ValueError, match="FEM_FRAMES_KERNELS is 'fortran'; choose from auto, torch"):
+        Multigrid(made)
+
+
+def test_half_precision_uses_torch():
+    assert Multigrid(formulation("square", "float16")).kernels == "torch"
+
+
+PROGRAM = """
+import torch
+from fem_frames.solvers.compiled_cycles import kernels
+print(kernels(torch.float32, torch.device("cpu")) is not None)
+"""
+
+
+def kernels_with(**environment):
+    """Whether a new process has compiled functions."""
+    env = {**os.environ, **{name: str(value) for name, value in environment.items()}}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip() == "True"
+
+
+def test_libraries_are_kept_in_the_user_s_cache(tmp_path):
+    assert kernels_with(XDG_CACHE_HOME=tmp_path)
+    (library,) = (tmp_path / "fem-frames").glob("*.so")
+    first = library.stat().st_mtime_ns
+    assert kernels_with(XDG_CACHE_HOME=tmp_path, PATH=os.environ["PATH"])
+    assert library.stat().st_mtime_ns == first
+    assert (tmp_path / "fem-frames").stat().st_mode & 0o777 == 0o700
+
+
+def test_processes_that_compile_at_once_all_succeed(tmp_path):
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    running = [subprocess.Popen([sys.executable, "-c", PROGRAM], env=env, stdout=subprocess.PIPE) for _ in range(3)]
+    assert [process.communicate(timeout=300)[0].strip() for process in running] == [b"True"] * 3
+    assert len([*(tmp_path / "fem-frames").iterdir()]) == 1
+
+
+def test_no_compiler_means_torch(tmp_path):
+    empty = tmp_path / "bin"
+    empty.mkdir()
+    assert not kernels_with(PATH=empty, CC="", XDG_CACHE_HOME=tmp_path)
+    broken = empty / "cc"
+    broken.write_text("#!/bin/sh\nexit 1\n")
+    broken.chmod(0o755)
+    assert not kernels_with(PATH=f"{empty}:/usr/bin:/bin", CC=broken, XDG_CACHE_HOME=tmp_path)
+
+
+def test_a_cache_that_others_may_write_to_is_not_used(tmp_path):
+    folder = tmp_path / "fem-frames"
+    folder.mkdir()
+    folder.chmod(0o777)
+    assert kernels_with(XDG_CACHE_HOME=tmp_path)  # compiled for this process alone
+    assert not [*folder.iterdir()]
+    (tmp_path / "file").write_text("")
+    assert kernels_with(XDG_CACHE_HOME=tmp_path / "file")
+
+
+def test_the_source_compiles_without_warnings(tmp_path):
+    compiler = compiling._compiler()
+    for real in ("float", "double"):
+        flags = ["-std=c11", "-Wall", "-Wextra", "-Wno-psabi", "-Werror", f"-DREAL={real}", "-DWIDTH=64"]
+        command = [compiler, *flags, "-c", str(compiled_cycles.SOURCE), "-o", str(tmp_path / "cycles.o")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+
+
+def test_memory_is_used_within_its_bounds(tmp_path):
+    """The sanitizers of the compiler watch cycles, estimates and products on several frames."""
+    compiler = compiling._compiler()
+    flags = [*compiling.FLAGS, "-O1", "-g", "-fsanitize=undefined", "-fsanitize-undefined-trap-on-error"]
+    library = tmp_path / "cycles.so"
+    command = [compiler, *flags, "-DREAL=float", "-DWIDTH=64", str(compiled_cycles.SOURCE), "-o", str(library)]
+    if subprocess.run(command, capture_output=True, timeout=120).returncode:
+        pytest.skip("the compiler has no sanitizers")
+    tests = Path(__file__).parent
+    program = f"""
+import ctypes, sys
+sys.path.insert(0, {str(tests)!r})
+import torch
+from fem_frames.solvers import compiled_cycles
+compiled_cycles.compiled = lambda *a: ctypes.CDLL({str(library)!r})
+compiled_cycles.WIDTHS = (64, 64)
+from test_multigrid import formulation
+from frames import samples
+from fem_frames import Multigrid
+for name in ("interval", "square, mixed", "algebraic Robin", "curved"):
+    made = formulation(name, "float32")
+    y = samples(made.problem, 19, torch.float32)
+    at, b = Multigrid(made).at(y), made.nodal_load(y)
+    v = at.answer(b, 2)
+    assert torch.isfinite(at.estimate(v, b)).all() and torch.isfinite(at.A(v)).all()
+print("done")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert done.stdout.strip() == "done", done.stderr
+
+
+def test_solutions_agree_with_those_of_torch(monkeypatch):
+    made = formulation("square, mixed", "float32")
+    y = samples(made.problem, 6, torch.float32)
+    found = solve(made, y, 1e-11)
+    monkeypatch.setenv(compiling.VARIABLE, "torch")
+    again = formulation("square, mixed").to("float32")
+    other = solve(again, y, 1e-11)
+    exact = made.to("float64")
+    torch.testing.assert_close(exact.frame.H(found.w), exact.frame.H(other.w), rtol=0, atol=1e-10)
+    assert int((found.iterations - other.iterations).abs().max()) <= 1
