@@ -39,7 +39,10 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "training": ("training",),
     "training.optimizers": ("training.optimizers",),
     "training.run": ("training.run",),
-    "training.rivals, benchmark": ("training.rivals", "training.benchmark", "training.query_benchmark"),
+    "training.rivals, benchmarks": (
+        "training.rivals",
+        *(f"training.{name}benchmark" for name in ("", "query_", "rival_")),
+    ),
     "training.experiments": ("training.experiments",),
     "commands": ("fem_frames.commands",),
 }

@@ -9,7 +9,7 @@ B samples, p parameters, N free nodal values, Nhat frame coefficients.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -84,13 +84,21 @@ class MultigridNet(FrameNet):
         recorded = torch.is_grad_enabled() and self.weights.requires_grad
         traced = torch.compiler.is_compiling() or recorded
         at = self._multigrid.recorded(y) if traced else self._multigrid.at(y)
-        b = formulation.nodal_load(y).T.contiguous()
-        weights = self.weights.to(formulation.wide) if traced else self.weights.double().tolist()
+        return self._solved(at, formulation.nodal_load(y).T.contiguous(), traced).T
+
+    def solved(self, y: Tensor) -> Callable[[], Tensor]:
+        """A function that solves for y (B, p) with coefficient, load and set-up done already, for measurements."""
+        at, b = self._multigrid.at(y), self.formulation.nodal_load(y).T.contiguous()
+        return lambda: self._solved(at, b, False)
+
+    def _solved(self, at: SampleMultigrid, b: Tensor, traced: bool) -> Tensor:
+        """(N, B) the learned cycle's answers to loads (N, B), judged unless torch traces."""
+        weights = self.weights.to(self.formulation.wide) if traced else self.weights.double().tolist()
         plan = LearnedPlan(weights, self.steps[0])
-        if recorded or not is_plain(b):
-            return at.full_cycle(b, plan).T
+        if traced or not is_plain(b):
+            return at.full_cycle(b, plan)
         v, share = at.judged_cycle(b, plan)
-        return self._judged(at, v, share, b).T
+        return self._judged(at, v, share, b)
 
     def _judged(self, at: SampleMultigrid, v: Tensor, share: Tensor, b: Tensor) -> Tensor:
         """(N, B) v with relative estimates (B,), or the Chebyshev cycle's answers where they are estimated better."""

@@ -8,12 +8,15 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from small_runs import call_command
 
 from fem_frames import OutputMap, PointValues, RegionMean, make_problem, solve, solve_reference
 from fem_frames.commands import main
+from fem_frames.studies.levels import cached_frame
 from nets.multigrid import DEPTHS, MultigridNet
 from training import Configuration, Surrogate, train
-from training.query_benchmark import query_rows
+from training.query_benchmark import Queries, query_rows, ratios
+from training.rival_benchmark import error_ratios, rival_rows
 
 pytestmark = pytest.mark.serial
 SETTINGS = dict(problem="disks", levels=4, net="multigrid", epochs=200, batch=16, test_samples=16)
@@ -190,8 +193,46 @@ def test_commands_show_outputs_and_quadrature(trained, capsys):
 
 def test_benchmark_of_queries(trained):
     surrogate = Surrogate.load(trained)
-    rows = {row["method"]: row for row in query_rows(surrogate.arrays, surrogate.problem, 8, 0.0, petsc=2, learn=3)}
-    assert rows["multigrid, 4 steps"]["error"] < 1e-5
-    assert rows["PETSc lu"]["error"] < 1e-8
-    assert rows["learned (2, 2)"]["error"] < 0.1
-    assert all(row["ms"] > 0 for row in rows.values())
+    queries = Queries(surrogate.arrays, surrogate.problem, 8, 0.0)
+    rows = [*query_rows(queries, petsc=2, learn=3), *rival_rows(queries, 150, (5, 5), [trained])]
+    by_name = {row["method"]: row for row in rows}
+    assert by_name["multigrid (2, 2), 4 steps"]["error"] < 1e-5
+    assert by_name["PETSc lu"]["error"] < 1e-8
+    assert by_name["learned (2, 2)"]["error"] < 0.1
+    assert all(row["ms"] > 0 for row in rows)
+    found = ratios(rows)
+    fastest = min(row["ms"] for row in rows if row["kind"] == "multigrid" and row["error"] <= 1e-3)
+    assert found["multigrid / D"] == fastest / by_name["D forward and backward"]["ms"]
+    assert all(value is None or value > 0 for value in found.values())
+    rivals = [row for row in rows if row["kind"] == "rival"]
+    assert [row["solves"] for row in rivals] == [150, 150, 150, 0]
+    assert rivals[0]["error"] < 0.3  # 149 modes of a reduced basis
+    assert len(error_ratios(rows)) == 4
+
+
+def test_rivals_of_another_problem_are_refused(trained):
+    problem = make_problem("disks", count=2)
+    queries = Queries(cached_frame(problem, 3, "energy"), problem, 2, 0.0)
+    with pytest.raises(ValueError, match="is a surrogate of disks with 225 unknowns, but disks with 49 is measured"):
+        list(rival_rows(queries, 150, (1, 1), [trained]))
+
+
+def test_growth_of_queries_by_command(capsys):
+    main(["bench", "--queries", "--growth", "3", "4", "--batch", "4", "--seconds", "0", "--json"])
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [(row["levels"], row["unknowns"]) for row in rows] == [(3, 49), (4, 225)]
+    assert rows[0]["over_first"] == 1.0
+    assert all(row["error"] <= 1e-3 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--growth", "3", "--levels", "3", "--problem", "disks"], "leave out --frame, --levels and --rivals"),
+        (["--rivals", "7"], "at least 100 solves"),
+        (["--run", "somewhere"], "--run goes with --rivals"),
+        (["--learn", "-1"], "0 for no learned cycles"),
+    ],
+)
+def test_wrong_options_of_the_benchmark_are_refused(options, message):
+    assert message in call_command("bench", "--queries", *options, expect=2).stderr

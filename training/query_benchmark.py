@@ -1,15 +1,17 @@
 """Time and error of many queries by several methods, compared within one run.
 
-All errors are in the energy norm, against the discrete solution and relative to it. Times are medians per sample.
+All errors are in the energy norm, against the discrete solution and relative to it. Times are per sample, the least of
+several runs.
 
 B samples, N free nodal values.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -22,8 +24,10 @@ from fem_frames.frame.arrays import FrameArrays
 from fem_frames.operators.frame import Frame
 from fem_frames.problem.definition import Problem
 from fem_frames.solvers.conjugate_gradients import conjugate_gradients
+from fem_frames.solvers.cycle_plans import Cycle
 from fem_frames.solvers.multigrid import Multigrid
 from fem_frames.solvers.solution import solve
+from fem_frames.studies.levels import cached_frame
 from nets.multigrid import MultigridNet
 from training.configuration import Configuration
 from training.description import describe_net
@@ -35,27 +39,64 @@ from training.precision import Weights
 from training.samples import FreshSamples
 
 ERROR = 1e-3  # at which methods are compared
+CYCLES = ((1, 1), (2, 2), (3, 3))
+MOST_STEPS = 4
 Row = dict[str, Any]
 
 
-def query_rows(
-    arrays: FrameArrays, problem: Problem, batch: int = 64, seconds: float = 1.0, petsc: int = 4, learn: int = 400
-) -> Iterator[Row]:
+def query_rows(queries: Queries, petsc: int = 4, learn: int = 400) -> Iterator[Row]:
     """One row per method and accuracy: `ms` per sample, `error`, and `over_D`, the ratio to D forward and backward.
 
     `petsc` samples are solved by PETSc, and learned cycles are trained for `learn` steps; 0 leaves them out.
     """
-    found = _Queries(arrays, problem, batch, seconds)
-    yield from found.parts()
-    yield from found.multigrid()
+    yield from queries.parts()
+    yield from queries.multigrid()
     for steps in ((1, 1), (2, 1), (2, 2)) if learn else ():
-        yield found.learned(steps, learn)
-    yield found.frame()
+        yield queries.learned(steps, learn)
+    yield queries.frame()
     if petsc and has_petsc():
-        yield from found.petsc(petsc)
+        yield from queries.petsc(petsc)
 
 
-class _Queries:
+def growth_rows(problem: Problem, levels: Sequence[int], batch: int = 64, seconds: float = 1.0) -> Iterator[Row]:
+    """Multigrid on finer and finer meshes, with as many steps as ERROR needs: `ns` per sample and unknown."""
+    for J in levels:
+        found = Queries(cached_frame(problem, J, "energy"), problem, batch, seconds)
+        row = next(row for row in found.multigrid(((2, 2),)) if row["error"] <= ERROR)
+        each = 1e6 / row["unknowns"]
+        yield row | {"ns": each * row["ms"], "solve_ns": each * row["solve_ms"]}
+
+
+def ratios(rows: Sequence[Row]) -> dict[str, float | None]:
+    """What the methods of one table cost relative to each other, at an error of at most ERROR; None if not measured."""
+    by_kind: dict[str, list[Row]] = {}
+    for row in rows:
+        by_kind.setdefault(row["kind"], []).append(row)
+
+    def fastest(kind: str, error: float = ERROR, key: str = "ms") -> float | None:
+        good = [row[key] for row in by_kind.get(kind, ()) if row["error"] is not None and row["error"] <= error]
+        return min(good, default=None)
+
+    def ratio(one: float | None, other: float | None) -> float | None:
+        return None if one is None or other is None else one / other
+
+    D = by_kind["D"][0]["ms"]
+    data = by_kind["data"][-1]["ms"]
+    found = {
+        "multigrid / D": ratio(fastest("multigrid"), D),
+        "solve / D": ratio(fastest("multigrid", key="solve_ms"), D),
+        "coefficient, load, set-up / solve": ratio(data, fastest("multigrid", key="solve_ms")),
+        "frame / multigrid": ratio(fastest("frame"), fastest("multigrid")),
+        "PETSc / multigrid": ratio(fastest("PETSc"), fastest("multigrid")),
+    }
+    for row in by_kind.get("learned", ()):
+        for name, key in (("", "ms"), (", solve alone", "solve_ms")):
+            other = fastest("multigrid", row["error"], key)
+            found[f"Chebyshev / {row['method']}{name}"] = ratio(other, row[key])
+    return found
+
+
+class Queries:
     """One batch of samples, its exact solutions, and the methods that answer it."""
 
     def __init__(self, arrays: FrameArrays, problem: Problem, batch: int, seconds: float) -> None:
@@ -67,10 +108,14 @@ class _Queries:
         self.truth = self.exact.frame.H(solve(self.exact, samples, 1e-11).w)  # (B, N)
         self._A: Any = self.exact.A(samples)
         self._sizes = self._norm(self.truth)
-        frame = self.formulation.frame
-        w = torch.randn(frame.frame_size, batch).T.requires_grad_()
-        z = torch.randn(frame.D.shape[0], batch).T
-        self.D_ms = self._time(lambda: torch.autograd.grad(frame.D(w), w, z))
+
+    @cached_property
+    def D_ms(self) -> float:
+        """Milliseconds per sample of D forward and backward."""
+        frame, B = self.formulation.frame, len(self.y)
+        w = torch.randn(frame.frame_size, B).T.requires_grad_()
+        z = torch.randn(frame.D.shape[0], B).T
+        return self.time(lambda: torch.autograd.grad(frame.D(w), w, z))
 
     def _norm(self, v: Tensor) -> Tensor:
         return (v * self._A(v)).sum(1).clamp_min(0).sqrt()
@@ -79,8 +124,8 @@ class _Queries:
         """The mean relative error of nodal values (B, N)."""
         return float((self._norm(v.double() - self.truth) / self._sizes).mean())
 
-    def _time(self, run: Callable[[], object]) -> float:
-        """Milliseconds per sample, the median of several runs."""
+    def time(self, run: Callable[[], object]) -> float:
+        """Milliseconds per sample, the least of several runs: others may use the machine too."""
         times: list[float] = []
         run()
         until = time.perf_counter() + self.seconds
@@ -88,10 +133,11 @@ class _Queries:
             start = time.perf_counter()
             run()
             times.append(time.perf_counter() - start)
-        return 1e3 * statistics.median(times) / len(self.y)
+        return 1e3 * min(times) / len(self.y)
 
-    def _row(self, method: str, ms: float, error: float | None = None, **more: Any) -> Row:
+    def row(self, kind: str, method: str, ms: float, error: float | None = None, **more: Any) -> Row:
         return {
+            "kind": kind,
             "method": method,
             "levels": self.arrays.finest_level,
             "unknowns": self.arrays.nodal_size,
@@ -103,24 +149,22 @@ class _Queries:
 
     def parts(self) -> Iterator[Row]:
         """D, the coefficient with the load, and the set-up of multigrid."""
-        yield self._row("D forward and backward", self.D_ms)
+        yield self.row("D", "D forward and backward", self.D_ms)
         F, multigrid = self.formulation, Multigrid(self.formulation)
-        yield self._row("coefficient and load", self._time(lambda: (_data(F, self.y), F.nodal_load(self.y))))
-        yield self._row("coefficient, load, set-up", self._time(lambda: (multigrid.at(self.y), F.nodal_load(self.y))))
+        yield self.row("data", "coefficient and load", self.time(lambda: (_data(F, self.y), F.nodal_load(self.y))))
+        set_up = self.time(lambda: (multigrid.at(self.y), F.nodal_load(self.y)))
+        yield self.row("data", "coefficient, load, set-up", set_up)
 
-    def multigrid(self) -> Iterator[Row]:
+    def multigrid(self, cycles: Sequence[tuple[int, int]] = CYCLES) -> Iterator[Row]:
         """Full multigrid with Chebyshev cycles and steps of conjugate gradients: the solve alone, and all of it."""
         multigrid = Multigrid(self.formulation)
         at, b = multigrid.at(self.y), self.formulation.nodal_load(self.y)
-        for steps in range(5):
-            solved = at.refined(b, at.full(b), steps)
-
-            def run(steps: int = steps) -> Tensor:
-                return at.refined(b, at.full(b), steps)
-
-            ms = self._time(lambda steps=steps: multigrid.answer(self.y, steps))  # type: ignore[misc]
-            name = "multigrid" if steps == 0 else f"multigrid, {steps} step{'s' * (steps > 1)}"
-            yield self._row(name, ms, self.error(solved), solve_ms=self._time(run))
+        for smoothing, steps in product(cycles, range(MOST_STEPS + 1)):
+            cycle = Cycle(*smoothing)
+            solve_ms = self.time(partial(at.answer, b, steps, cycle))
+            ms = self.time(partial(multigrid.answer, self.y, steps, cycle))
+            name = f"multigrid {smoothing}" + (f", {steps} step{'s' * (steps > 1)}" if steps else "")
+            yield self.row("multigrid", name, ms, self.error(at.answer(b, steps, cycle)), solve_ms=solve_ms)
 
     def learned(self, steps: tuple[int, int], count: int) -> Row:
         """The net multigrid after a short training on the energy."""
@@ -129,8 +173,9 @@ class _Queries:
         trained = time.perf_counter() - begin
         with torch.no_grad():
             error = self.error(net.nodal_values(self.y))
-            ms = self._time(lambda: net.nodal_values(self.y))
-        return self._row(f"learned {steps}", ms, error, trained_s=trained)
+            ms = self.time(lambda: net.nodal_values(self.y))
+            solve_ms = self.time(net.solved(self.y))
+        return self.row("learned", f"learned {steps}", ms, error, solve_ms=solve_ms, trained_s=trained)
 
     @torch.enable_grad()
     def _trained(self, steps: tuple[int, int], count: int) -> MultigridNet:
@@ -162,7 +207,7 @@ class _Queries:
         while error > ERROR and count < 400:
             count += 4
             error = self.error(F.frame.H(self._frame_iterates(count)))
-        return self._row(f"frame, {count} iterations", self._time(lambda: self._frame_iterates(count)), error)
+        return self.row("frame", f"frame, {count} iterations", self.time(lambda: self._frame_iterates(count)), error)
 
     def _frame_iterates(self, count: int) -> Tensor:
         F = self.formulation
@@ -191,7 +236,7 @@ class _Queries:
                 error = float(((off * A(off)).sum(1).clamp_min(0).sqrt() / self._sizes[:count]).mean())
                 if error <= ERROR or name == "lu" or tol == 1e-5:
                     label = f"PETSc {name}" + (f" {options['pc_type']}, rtol {tol:g}" if options else "")
-                    yield self._row(label, statistics.median(times), error)
+                    yield self.row("PETSc", label, min(times), error)
                     break
 
 

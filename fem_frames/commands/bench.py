@@ -5,9 +5,18 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-from fem_frames.commands.shared import declare, declare_dtypes, declare_problem, frame_from_file, frame_of, show_rows
+from fem_frames.commands.shared import (
+    declare,
+    declare_dtypes,
+    declare_problem,
+    frame_from_file,
+    frame_of,
+    problem_of,
+    show_rows,
+)
 from fem_frames.formulations.registry import formulation_class
 
 COLUMNS = {
@@ -47,6 +56,20 @@ QUERY_COLUMNS = {
     "error": ".1e",
     "over_D": ".2f",
     "trained_s": ".1f",
+    "solves": "d",
+    "offline_s": ".1f",
+}
+RIVAL_COLUMNS = ("solves", "offline_s")
+GROWTH_COLUMNS = {
+    "problem": "s",
+    "levels": "d",
+    "unknowns": "d",
+    "method": "s",
+    "error": ".1e",
+    "ms": ".4f",
+    "ns": ".2f",
+    "solve_ns": ".2f",
+    "over_first": ".2f",
 }
 
 
@@ -71,7 +94,36 @@ def add(subparsers: Any) -> None:
         help="time and error of many queries instead: multigrid, learned cycles, the frame, PETSc; default problem: "
         "disks, 2D, J = 6",
     )
-    parser.add_argument("--learn", type=int, default=400, metavar="STEPS", help="with --queries: default: %(default)s")
+    parser.add_argument(
+        "--learn",
+        type=int,
+        default=400,
+        metavar="STEPS",
+        help="with --queries: training steps of learned cycles, 0 leaves them out; default: %(default)s",
+    )
+    parser.add_argument(
+        "--rivals",
+        type=int,
+        default=0,
+        metavar="SOLVES",
+        help="with --queries: also a reduced basis, polynomial chaos, POD and a net, made of so many solutions; "
+        "8000 take minutes",
+    )
+    parser.add_argument(
+        "--run",
+        dest="runs",
+        type=Path,
+        action="append",
+        default=[],
+        help="with --rivals: a surrogate of the same problem and level; may be repeated",
+    )
+    parser.add_argument(
+        "--growth",
+        type=int,
+        nargs="+",
+        metavar="J",
+        help="with --queries: only the time per unknown of multigrid on these levels",
+    )
     parser.add_argument("--net", default="full", help="with --training: full, separate or separate-frame")
     parser.add_argument("--optimizer", default="adam", help="with --training: adam, sgd, soap, lbfgs or ngd")
     parser.add_argument("--batch", type=int, default=64, metavar="B", help="samples at a time; default: %(default)s")
@@ -106,7 +158,7 @@ def run(parsed: argparse.Namespace) -> None:
         "torch": torch.__version__,
     }
     if parsed.queries:
-        show_rows(_query_rows(parsed), QUERY_COLUMNS, parsed.json, **record)
+        _run_queries(parsed, record)
         return
     found = _training_rows(parsed) if parsed.training else _rows(parsed, routes)
     rows = show_rows(found, TRAINING_COLUMNS if parsed.training else COLUMNS, parsed.json, **record)
@@ -114,18 +166,67 @@ def run(parsed: argparse.Namespace) -> None:
         _growth(rows)
 
 
-def _query_rows(parsed: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    from training.query_benchmark import query_rows
+def _run_queries(parsed: argparse.Namespace, record: dict[str, Any]) -> None:
+    from training.query_benchmark import ratios
+    from training.rival_benchmark import error_ratios
 
+    _check_queries(parsed)
+    if parsed.growth is not None:
+        show_rows(_growth_rows(parsed), GROWTH_COLUMNS, parsed.json, **record)
+        return
+    rows: list[dict[str, Any]] = []
+    found: dict[str, Any] = {}
+
+    def measured() -> Iterator[dict[str, Any]]:
+        for row in _query_rows(parsed):
+            rows.append(row)
+            yield {name: row.get(name) for name in QUERY_COLUMNS} | row
+        found.update(ratios(rows) | error_ratios(rows))
+
+    columns = {name: form for name, form in QUERY_COLUMNS.items() if parsed.rivals or name not in RIVAL_COLUMNS}
+    show_rows(measured(), columns, parsed.json, **record, **({"ratios": found} if parsed.json else {}))
+    if not parsed.json:
+        print("\nRatios at an error of at most 1e-3, or at the error of the learned cycle:")
+        for name, value in found.items():
+            print(f"  {name:60} {'-' if value is None else format(value, '.2f')}")
+
+
+def _check_queries(parsed: argparse.Namespace) -> None:
     if parsed.training or parsed.routes is not None or parsed.dims is not None or parsed.device != "cpu":
         raise ValueError("--queries goes without --training, --routes, --dims and --device: leave them out")
     if parsed.learn < 0:
         raise ValueError(f"--learn is {parsed.learn}; give the number of training steps, 0 for no learned cycles")
+    if parsed.rivals and parsed.rivals < 100:
+        raise ValueError(f"--rivals is {parsed.rivals}; give at least 100 solves, or 0 for no rivals")
+    if parsed.runs and not parsed.rivals:
+        raise ValueError("--run goes with --rivals: give the number of solves for the others too")
+    if parsed.growth is not None and (parsed.frame is not None or parsed.levels is not None or parsed.rivals):
+        raise ValueError("--growth makes frames for its own levels: leave out --frame, --levels and --rivals")
+
+
+def _query_rows(parsed: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    from training.query_benchmark import Queries, query_rows
+    from training.rival_benchmark import rival_rows
+
     if parsed.frame is None and parsed.problem is None:
         parsed.problem, parsed.levels = "disks", 6
     arrays, problem = frame_of(parsed)
-    for row in query_rows(arrays, problem, parsed.batch, parsed.seconds, learn=parsed.learn):
-        yield {"problem": problem.name, "solve_ms": None, "trained_s": None, **row}
+    queries = Queries(arrays, problem, parsed.batch, parsed.seconds)
+    for row in query_rows(queries, learn=parsed.learn):
+        yield {"problem": problem.name, **row}
+    for row in rival_rows(queries, parsed.rivals, runs=parsed.runs) if parsed.rivals else ():
+        yield {"problem": problem.name, **row}
+
+
+def _growth_rows(parsed: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    from fem_frames.problem.loading import make_problem
+    from training.query_benchmark import growth_rows
+
+    problem = problem_of(parsed) if parsed.problem is not None else make_problem("disks")
+    first: float | None = None
+    for row in growth_rows(problem, parsed.growth, parsed.batch, parsed.seconds):
+        first = row["ns"] if first is None else first
+        yield {"problem": problem.name, **row, "over_first": row["ns"] / first}
 
 
 def _training_rows(parsed: argparse.Namespace) -> Iterator[dict[str, Any]]:
