@@ -45,7 +45,7 @@ class PointData:
 
     def coefficient(self, y: Array) -> Array:
         """(B, K, Q) values of a_y, or (B, K, 1) if constant on cells; not checked to be positive."""
-        coefficient, shape = self.problem.coefficient, (len(y), *self.points.shape[:2])
+        coefficient, shape = self.problem.coefficient, (y.shape[0], *self.points.shape[:2])
         function = getattr(coefficient, "function", None)
         if self._last_coefficient:
             values = called("the coefficient", function, HOW, batch_last, function, self.points, y)
@@ -62,7 +62,7 @@ class PointData:
             values = called("the source", function, HOW, function, self.points, y[:, None, None, :])
         else:
             values = function
-        return spread(values, y, (len(y), *self.points.shape[:2]), "the source f")
+        return spread(values, y, (y.shape[0], *self.points.shape[:2]), "the source f")
 
     def check_coefficient(self, a: Array, y: Array) -> None:
         """Raises a ValueError unless the values (B, K, ·) are positive and finite."""
@@ -134,7 +134,8 @@ def spread(found: Any, like: Array, shape: tuple[int, int, int], what: str) -> A
     if values.ndim not in (0, 3) and tuple(values.shape) != (K, Q):
         fits = False
     else:
-        fits = all(n in (1, m) for n, m in zip(tuple(values.shape)[::-1], (Q, K, B), strict=False))
+        # m first: torch.export knows that B is B, and must not ask whether it is 1.
+        fits = all(n in (m, 1) for n, m in zip(tuple(values.shape)[::-1], (Q, K, B), strict=False))
     if not fits:
         raise _misfit(what, values.shape, shape)
     whole = (B, K, values.shape[-1] if values.ndim and values.shape[-1] == 1 else Q)
