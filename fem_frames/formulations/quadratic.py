@@ -230,13 +230,17 @@ class QuadraticFormulation(Formulation):
 
     def state_load(self, y: Tensor) -> Tensor:
         y = self.check_parameters(y)
-        lift = cells_last(self.lift(y).expand(y.shape[0], -1), level_matrices.state_size(self.frame.arrays)).to(self.wide)
+        lift = cells_last(self.lift(y).expand(y.shape[0], -1), level_matrices.state_size(self.frame.arrays)).to(
+            self.wide
+        )
         load = self._checked_load(y) - _product(self._checked_blocks(y), lift)
         return flat_first(self.rounded(load, "the load"), y)
 
     def constant(self, y: Tensor) -> Tensor:
         y = self.check_parameters(y)
-        lift = cells_last(self.lift(y).expand(y.shape[0], -1), level_matrices.state_size(self.frame.arrays)).to(self.wide)
+        lift = cells_last(self.lift(y).expand(y.shape[0], -1), level_matrices.state_size(self.frame.arrays)).to(
+            self.wide
+        )
         return self._energy(lift, y) - self.lift_functional(y)
 
     def coercivity(self, y: Tensor) -> Tensor:
