@@ -26,15 +26,17 @@ from fem_frames.problem.loading import recorded_problem
 from fem_frames.studies.levels import cached_frame
 from fem_frames.studies.plots import new_figure, save
 from fem_frames.studies.solution_plots import COLORS
-from training.metrics import evaluate, query_seconds, reference_solutions
+from training.metrics import evaluate, query_seconds
+from training.references import reference_solutions
+from training.registry import REFERENCES
 from training.rivals.reduced_bases import (
     PodSpace,
     RivalAnswers,
-    Snapshots,
     direct_solves,
     full_system,
     gradient_errors,
     reduced_basis,
+    solve_snapshots,
 )
 from training.rivals.regression import PodNet, PolynomialChaos, affordable_degree
 from training.surrogate import Surrogate
@@ -50,6 +52,7 @@ parser.add_argument("--test-samples", type=int, default=200, metavar="B", help="
 parser.add_argument("--seed", type=int, default=0, help="seed of all samples and of the small nets; default: 0")
 parser.add_argument("--run", type=Path, action="append", default=[], help="folder of a trained surrogate; repeatable")
 parser.add_argument("--frame", type=Path, action="append", default=[], help="file of an exported frame; repeatable")
+parser.add_argument("--references", choices=REFERENCES, default="auto", help="solves for the samples; default: auto")
 parser.add_argument("--fast", action="store_true", help="coarse meshes, few samples, short training: a few seconds")
 arguments = parser.parse_args()
 if arguments.fast:
@@ -97,11 +100,12 @@ class Comparison:
         self.exact = make_formulation(Frame.from_arrays(self.arrays, "float64"), self.problem)
         parameters = self.problem.parameters
         # Three disjoint sets of samples: for learning, for testing, for measuring times.
-        self.reference = reference_solutions(self.exact, parameters.sample(arguments.test_samples, [seed, 1]))
+        tests = parameters.sample(arguments.test_samples, [seed, 1])
+        self.reference = reference_solutions(self.exact, tests, references=arguments.references)
         self.queries = parameters.sample(128 if arguments.fast else 2000, [seed, 2])
         self.system, self.system_s = timed(full_system, self.exact)
         self.direct = direct_solves(self.system)
-        self.snapshots = Snapshots.solve(self.direct, parameters.sample(arguments.samples, seed))
+        self.snapshots = solve_snapshots(self.direct, parameters.sample(arguments.samples, seed), arguments.references)
         self.rows, self.curves, self.verdicts = [], {}, []
         N, J = self.arrays.nodal_size, self.arrays.finest_level
         print(f"\n{name}, {self.exact.name}, J = {J}: {N} unknowns, {len(self.reference.y)} test samples")

@@ -18,7 +18,8 @@ from fem_frames import solve
 from fem_frames.studies.plots import new_figure, save
 from fem_frames.studies.solution_plots import COLORS
 from training import Configuration, Surrogate, TrainingError, train
-from training.metrics import evaluate, reference_solutions
+from training.metrics import evaluate
+from training.references import reference_solutions
 from training.run.log import read_log
 
 parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])

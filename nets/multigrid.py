@@ -84,7 +84,16 @@ class MultigridNet(FrameNet):
         recorded = torch.is_grad_enabled() and self.weights.requires_grad
         traced = torch.compiler.is_compiling() or recorded
         at = self._multigrid.recorded(y) if traced else self._multigrid.at(y)
-        return self._solved(at, formulation.nodal_load(y).T.contiguous(), traced).T
+        v = self._solved(at, formulation.nodal_load(y).T.contiguous(), traced)
+        if recorded and not v.requires_grad:  # one level, which is solved exactly: there is nothing to learn
+            v = v + 0 * self.weights.sum()
+        return v.T
+
+    def prepare_tracing(self) -> None:
+        """Makes the tables that torch's operations need: while torch traces, no tables may be made."""
+        formulation = self.formulation
+        y = torch.as_tensor(formulation.problem.parameters.nominal).to(formulation.frame.device, formulation.wide)
+        self._solved(self._multigrid.recorded(y), formulation.nodal_load(y).T.contiguous(), True)
 
     def solved(self, y: Tensor) -> Callable[[], Tensor]:
         """A function that solves for y (B, p) with coefficient, load and set-up done already, for measurements."""

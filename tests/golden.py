@@ -182,7 +182,7 @@ PRECISIONS = {**{name: dict(precision=name) for name in DTYPES}, "mixed": dict(p
 
 
 def _supervised(loss):
-    return FIXED if loss.startswith("supervised") else {}
+    return FIXED | dict(references="petsc") if loss.startswith("supervised") else {}
 
 
 RUNS = {

@@ -13,7 +13,8 @@ from walls import CONDITIONS, ROBIN, cube, formulation_on, samples, varying
 from fem_frames import ByRegion, Parameter, Problem, Uniform, make_problem, solve, solve_reference
 from training import Configuration, Surrogate, train
 from training.losses import make_loss
-from training.metrics import evaluate, reference_solutions
+from training.metrics import evaluate
+from training.references import reference_solutions
 from training.rivals.reduced_bases import (
     AffineSystem,
     PodSpace,

@@ -16,10 +16,11 @@ from fem_frames.studies.iterations import iteration_rows
 from training.configuration import Configuration
 from training.description import describe_net
 from training.losses import make_loss
-from training.metrics import evaluate, reference_solutions
+from training.metrics import evaluate
 from training.objective import Objective
 from training.optimizers.steppers import make_stepper
 from training.precision import MasterWeights, Weights
+from training.references import reference_solutions
 from training.registry import OPTIMIZERS
 from training.run.trainer import train
 from training.surrogate import Surrogate

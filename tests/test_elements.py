@@ -31,7 +31,8 @@ from fem_frames.frame import matrices
 from fem_frames.mesh.simplices import SimplexMesh
 from fem_frames.solvers.bounds import norm_of
 from training import Configuration, Surrogate, train
-from training.metrics import query_seconds, reference_solutions
+from training.metrics import query_seconds
+from training.references import reference_solutions
 
 pytestmark = pytest.mark.serial
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -295,15 +296,15 @@ def test_classes_that_cannot_be_used_are_refused_when_they_are_defined(make, mes
 
 @pytest.mark.parametrize("name", ["test-reaction", "test-reaction-without-forms"])
 def test_an_own_formulation_is_trained(tmp_path, name):
-    """With PETSc's test set where it has forms, otherwise with one by conjugate gradients; they agree."""
+    """With a test set by multigrid, which PETSc checks where the formulation has forms."""
     made = problem(2)
     options = dict(levels=2, optimizer="soap", rate=1e-2, epochs=120, test_samples=8, rank=4, blocks=2)
     result = train(Configuration(formulation=name, **options), tmp_path / "run", problem=made, quiet=True)
     assert result["test"]["mre"] < 0.02
     surrogate = Surrogate.load(tmp_path / "run", made)
-    assert reference_solutions(surrogate.formulation, made.parameters.sample(1, 0)).record["reference"] == (
-        "PETSc" if name == "test-reaction" else "conjugate gradients"
-    )
+    reference = reference_solutions(surrogate.formulation, made.parameters.sample(1, 0))
+    assert reference.record["reference"] == "multigrid"
+    assert reference.record["checked_by_petsc"] == int(name == "test-reaction")
     y = made.parameters.sample(4, 1)
     assert (surrogate.improve(y, 1e-8).error_bound <= 1e-8).all()
     with pytest.raises(ValueError, match=f"the formulation {name} defines no flux: give it a method"):

@@ -1,16 +1,21 @@
 """The net multigrid: trained, resumed, saved, improved, exported, asked for outputs like other nets; its fallback."""
 
 import json
+import os
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from curved_meshes import plate_problem
+from frames import mixed
 from small_runs import call_command
+from walls import CONDITIONS, ROBIN, varying
 
-from fem_frames import OutputMap, PointValues, RegionMean, make_problem, solve, solve_reference
+from fem_frames import OutputMap, PointValues, Pointwise, RegionMean, make_problem, solve, solve_reference
 from fem_frames.commands import main
 from fem_frames.studies.levels import cached_frame
 from nets.multigrid import DEPTHS, MultigridNet
@@ -145,10 +150,118 @@ def test_outputs_and_their_gradients(trained):
         surrogate.net(leaf)
 
 
-def test_it_is_no_program_for_other_software(trained, tmp_path):
-    with pytest.raises(ValueError, match="has no program for other software: load the surrogate"):
-        Surrogate.load(trained).export(tmp_path / "net.pt2")
+def test_a_mesh_of_one_level_is_solved_exactly(tmp_path):
+    """No weight has an effect then."""
+    train(Configuration(**SETTINGS | dict(problem="cube", levels=2, epochs=2)), tmp_path / "run", quiet=True)
+    surrogate = Surrogate.load(tmp_path / "run")
+    assert energy_error(surrogate, surrogate.problem.parameters.sample(4, 3)).max() < 1e-5
+
+
+# ---- programs for other software
+
+
+PROGRAM = """
+import sys
+import torch
+program = torch.export.load("net.pt2").module()
+torch.save([program(y) for y in torch.load("asked.pt")], "answers.pt")
+assert not {"fem_frames", "nets", "training", "dolfinx"} & set(sys.modules)
+"""
+SIZES = (1, 3, 64)
+
+
+def samples_of(surrogate):
+    """Batches of several sizes, in the precision that the program takes."""
+    dtype = torch.float64 if surrogate.description.precision == "float64" else torch.float32
+    return [torch.as_tensor(surrogate.problem.parameters.sample(size, size)).to(dtype) for size in SIZES]
+
+
+def check_answers(surrogate, answers):
+    half = surrogate.description.precision == "float16"
+    for y, found in zip(samples_of(surrogate), answers, strict=True):
+        with torch.no_grad():
+            expected = surrogate.net(y)
+        assert found.shape == expected.shape
+        assert found.dtype == expected.dtype
+        off = (found.double() - expected.double()).abs().max() / expected.abs().max()
+        assert float(off) < (1e-3 if half else 1e-5)
+
+
+def check_program(surrogate, file):
+    surrogate.export(file)
+    program = torch.export.load(file).module()
+    check_answers(surrogate, [program(y) for y in samples_of(surrogate)])
+
+
+def test_its_program_gives_the_same_numbers_where_there_is_torch_only(trained, tmp_path):
+    surrogate = Surrogate.load(trained)
+    surrogate.export(tmp_path / "net.pt2")
+    torch.save(samples_of(surrogate), tmp_path / "asked.pt")
+    bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, cwd=tmp_path, env=bare)
+    assert done.returncode == 0, done.stderr
+    check_answers(surrogate, torch.load(tmp_path / "answers.pt"))
+    check_answers(Surrogate.load(trained), [surrogate.net(y) for y in samples_of(surrogate)])  # it is as it was
+
+
+@pytest.mark.parametrize("name", ["box", "terms", "logarithm", "source", "data", "robin", "cube", "interval", "curved"])
+def test_programs_of_every_kind_of_problem(name, tmp_path):
+    """Coefficients of every kind, functions of users, sources and boundary data that depend on y, Robin conditions."""
+    named = {"box": ("checkerboard", 4), "terms": ("waves", 3), "logarithm": ("lognormal", 3), "source": ("spot", 3)}
+    made, levels = {
+        **{key: (make_problem(problem), levels) for key, (problem, levels) in named.items()},
+        "data": (varying(2, **CONDITIONS["neumann"]), 3),
+        "robin": (varying(2, **ROBIN["one wall"]), 3),
+        "cube": (mixed(3), 2),
+        "interval": (mixed(1), 6),
+        "curved": (plate_problem(), 2),
+    }[name]
+    settings = Configuration(levels=levels, net="multigrid", epochs=3, batch=4, test_samples=0)
+    train(settings, tmp_path / "run", problem=made, quiet=True)
+    check_program(Surrogate.load(tmp_path / "run", made), tmp_path / "net.pt2")
+
+
+@pytest.mark.parametrize(
+    "settings", [dict(precision="float64"), dict(precision="float16", mixed=True), dict(loss="nodal")]
+)
+def test_programs_of_every_precision_and_loss(settings, tmp_path):
+    train(Configuration(**{**SETTINGS, "epochs": 3, **settings}), tmp_path / "run", quiet=True)
+    check_program(Surrogate.load(tmp_path / "run"), tmp_path / "net.pt2")
+
+
+def test_programs_have_no_fallback(trained, tmp_path):
+    surrogate = Surrogate.load(trained)
+    with torch.no_grad():
+        surrogate.net.weights.mul_(1.7)
+    surrogate.export(tmp_path / "net.pt2")
+    y = torch.as_tensor(surrogate.problem.parameters.sample(6, 2)).float()
+    with torch.no_grad(), pytest.warns(UserWarning, match="Chebyshev cycle"):
+        judged = surrogate.net(y)
+    learned = torch.export.load(tmp_path / "net.pt2").module()(y)
+    assert learned.abs().max() > 2 * judged.abs().max()
+
+
+def test_functions_that_cannot_be_traced(tmp_path):
+    def branching(x, y):
+        return 1 + x[..., 0] * (y[..., 0] if float(y.sum()) > 0 else 2.0)
+
+    made = replace(mixed(2), coefficient=Pointwise(branching))
+    train(
+        Configuration(levels=2, net="multigrid", epochs=0, test_samples=0), tmp_path / "run", problem=made, quiet=True
+    )
+    with pytest.raises(
+        ValueError, match=r"torch.export cannot trace the net: .*functions of yours must consist of torch"
+    ):
+        Surrogate.load(tmp_path / "run", made).export(tmp_path / "net.pt2")
+    assert not (tmp_path / "net.pt2").exists()
+
+
+def test_onnx_is_refused_with_a_remedy(trained, tmp_path, capsys):
+    with pytest.raises(ValueError, match=r"ONNX cannot factorise matrices.* write a .pt2 file"):
+        Surrogate.load(trained).export(tmp_path / "net.onnx")
     assert not list(tmp_path.iterdir())
+    main(["export-net", str(trained), "--out", str(tmp_path / "net.pt2"), "--json"])
+    assert json.loads(capsys.readouterr().out)["parameters"] == MultigridNet.count((2, 2))
 
 
 @pytest.mark.parametrize(

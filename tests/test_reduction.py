@@ -17,7 +17,8 @@ from test_imports import ABSENT
 from fem_frames import Affine, Frame, MeshHierarchy, export_frame, make_formulation, make_problem
 from fem_frames.operators.coordinates import Coordinates
 from fem_frames.problem.definition import Uniform
-from training.metrics import evaluate, query_seconds, reference_solutions
+from training.metrics import evaluate, query_seconds
+from training.references import reference_solutions
 from training.rivals.reduced_bases import (
     AffineSystem,
     AssembledReducedBasis,
@@ -93,7 +94,8 @@ def test_an_affine_coefficient_has_an_affine_energy():
 def test_direct_solves_agree_with_petsc(name, kind):
     formulation = exact(name)
     y = formulation.problem.parameters.sample(3, 5)
-    truth = formulation.coordinates.free(reference_solutions(formulation, y).fields, formulation.frame.device)
+    by_petsc = reference_solutions(formulation, y, references="petsc")
+    truth = formulation.coordinates.free(by_petsc.fields, formulation.frame.device)
     torch.testing.assert_close(kind(full_system(formulation))(y), truth, rtol=0, atol=1e-9 * float(truth.abs().max()))
 
 

@@ -80,7 +80,7 @@ def test_query_evaluate_and_plot_need_no_python_file(tmp_path):
     asked = json.loads(run_command("query", run, "--y=0.5,-0.5", "--json", cwd=tmp_path).stdout)
     assert asked["error_bound"] > 0
     found = json.loads(run_command("evaluate", run, "--samples", 3, "--json", cwd=tmp_path).stdout)
-    assert found["reference"] == "conjugate gradients"
+    assert (found["reference"], found["checked_by_petsc"]) == ("multigrid", 0)  # no mesh for PETSc
     assert found["excess"] > 0
     run_command("query", run, "--y=0.5,-0.5", "--tol", 0.5 * asked["error_bound"], "--flux", cwd=tmp_path)
     run_command("plot", run, "--samples", 1, cwd=tmp_path)

@@ -17,7 +17,7 @@ from fem_frames.files import check_file, one_line
 from fem_frames.formulations.registry import formulation_names
 from fem_frames.problem.definition import COARSE, REFINEMENTS
 from nets.registry import NETS
-from training.registry import LOSSES, OPTIMIZERS
+from training.registry import LOSSES, OPTIMIZERS, REFERENCES
 from training.settings import MULTIGRID, OWN, STRICT, Count, Positive, Size, declared, one_line_errors, setting
 
 if TYPE_CHECKING:
@@ -120,6 +120,11 @@ class Configuration:
     test_seed: Size = setting(1_000_000, "Seed of the test set, the same for all seeds.")
 
     test_samples: Size = setting(256, "Samples of the test set, solved before training starts; 0: no tests.")
+    references: str = setting(
+        "auto",
+        "Solves test sets and supervised training sets; auto: multigrid where there is one, otherwise PETSc.",
+        choices=REFERENCES,
+    )
     evaluate_every: Count | None = setting(None, "Epochs between tests; default: a twentieth of all.")
     checkpoint_every: Count | None = setting(None, "Epochs between checkpoints; default: a twentieth of all.")
     log_every: Count | None = setting(None, "Steps between lines of the log; default: a thousandth of all.")

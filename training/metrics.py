@@ -1,4 +1,4 @@
-"""Reference solutions for test and training sets, and the errors of a surrogate against them.
+"""The errors of a surrogate against reference solutions, its bounds, and the time of a query.
 
 B samples, p parameters, N points.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -20,14 +19,9 @@ from torch import Tensor
 from fem_frames.formulations.formulation import Formulation
 from fem_frames.frame.level_matrices import values_of
 from fem_frames.frame.solutions import ReferenceSolutions
-from fem_frames.memory import check_memory
 from fem_frames.mesh.geometry import Floats
-from fem_frames.problem.description import RecordedProblem
 from fem_frames.solvers.bounds import certify
-from fem_frames.solvers.solution import solve
-
-Progress = Callable[[int, int], None]
-CHUNK = 128  # samples evaluated at a time
+from training.references import CHUNK
 
 
 class Answers(Protocol):
@@ -65,71 +59,6 @@ class Metrics:
     def record(self) -> dict[str, Any]:
         """The metrics for JSON, which has no infinity."""
         return {name: value if math.isfinite(value) else None for name, value in asdict(self).items()}
-
-
-def has_petsc() -> bool:
-    try:
-        import fem_frames.fenicsx.reference  # noqa: F401
-    except ImportError:
-        return False
-    return True
-
-
-def reference_solutions(exact: Formulation, y: Floats, progress: Progress | None = None) -> ReferenceSolutions:
-    """Solutions for y (B, p) by PETSc on the mesh of the frame.
-
-    Where PETSc is absent, the formulation has no forms for it, or the problem was read with its surrogate, by conjugate
-    gradients in frame coordinates to 1e-12.
-
-    `exact` is the formulation in float64.
-    """
-    tell = progress or (lambda done, count: None)
-    problem, arrays = exact.problem, exact.frame.arrays
-    needed = 8.0 * len(y) * sum(len(f.lift[-1]) for f in arrays.fields)
-    check_memory(f"{len(y)} reference solutions", needed, "use fewer samples")
-    if has_petsc() and exact.has_forms() and not isinstance(problem, RecordedProblem):  # which has no mesh for PETSc
-        from fem_frames.fenicsx.reference import ReferenceSolver
-
-        solver = ReferenceSolver.on_frame(arrays, problem)
-        results: list[tuple[dict[str, Floats], float]] = []
-        for sample in y:
-            tell(len(results), len(y))
-            results.append(solver(sample))
-        found = ReferenceSolutions.stack(y, results, {"reference": "PETSc"})
-        check_reference(exact, found)
-    else:
-        fields: dict[str, list[Floats]] = {f.name: [] for f in arrays.fields}
-        losses = []
-        for start in range(0, len(y), CHUNK):
-            tell(start, len(y))
-            samples = torch.as_tensor(y[start : start + CHUNK], device=exact.frame.device)
-            w = solve(exact, samples, 1e-12).w
-            for name, values in exact.synthesise(w, samples).items():
-                fields[name].append(values.cpu().numpy())
-            losses.append(exact.loss(w, samples).cpu().numpy())
-        joined = {name: np.concatenate(parts) for name, parts in fields.items()}
-        found = ReferenceSolutions(y, joined, np.concatenate(losses), {"reference": "conjugate gradients"})
-    tell(len(y), len(y))
-    return found
-
-
-def check_reference(exact: Formulation, reference: ReferenceSolutions) -> None:
-    """Raises a ValueError if the solutions belong to another mesh or problem, since their loss in the frame differs."""
-    free = exact.coordinates.free(reference.fields, exact.frame.device, reference.y)
-    w = exact.coordinates.coefficients(free)
-    for start in range(0, len(w), CHUNK):
-        part = slice(start, start + CHUNK)
-        y = torch.as_tensor(reference.y[part], device=exact.frame.device)
-        found, told = exact.loss(w[part], y).cpu().numpy(), reference.loss[part]
-        size = exact.constant(y).abs().cpu().numpy()
-        wrong = np.abs(found - told) > 1e-5 * np.abs(told) + 1e-11 * size
-        if not wrong.any():
-            continue
-        loss, reference_loss = float(found[wrong][0]), float(told[wrong][0])
-        raise ValueError(
-            f"reference solutions do not fit the frame: loss {reference_loss:.3e}, in the frame {loss:.3e}; "
-            "was the frame exported with the same problem, levels and refinement?"
-        )
 
 
 def query_seconds(surrogate: Answers, y: Floats, batch: int = 64) -> float:

@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 
 from fem_frames.fenicsx.absence import FEniCSxError
-from fem_frames.files import check_writable, quiet_libraries, staging, written_whole
+from fem_frames.files import check_writable, one_line, quiet_libraries, staging, written_whole
 from fem_frames.frame.arrays import FrameArrays
 from fem_frames.mesh.geometry import Floats
 from nets.frame_net import FrameNet
@@ -124,7 +125,10 @@ def _write_by_meshio(arrays: FrameArrays, steps: Sequence[Mapping[str, Floats]],
 
 
 def export_net(net: FrameNet, parameters: int, path: Path) -> None:
-    """Writes the net as a program of torch.export or ONNX for any number of samples y in float32 or float64."""
+    """Writes the net as a program of torch.export or ONNX for any number of samples y in float32 or float64.
+
+    The program has no checks: a net multigrid does not fall back to the Chebyshev cycle there.
+    """
     if path.suffix not in (".pt2", ".onnx"):
         raise ValueError(f"cannot write {path}: the name must end in .pt2 (torch.export) or .onnx")
     check_writable(path)
@@ -135,10 +139,7 @@ def export_net(net: FrameNet, parameters: int, path: Path) -> None:
     net.eval()
     try:
         if path.suffix == ".pt2":
-            program = torch.export.export(net, example, dynamic_shapes=shapes, strict=False)
-            made = io.BytesIO()  # torch ends the process if it cannot write a file
-            torch.export.save(program, made)
-            content = made.getvalue()
+            content = _traced(net, example, shapes)
         else:
             try:
                 import onnx  # noqa: F401
@@ -155,3 +156,20 @@ def export_net(net: FrameNet, parameters: int, path: Path) -> None:
         net.train(trained)
     with written_whole(path) as file:
         file.write(content)
+
+
+def _traced(net: FrameNet, example: tuple[torch.Tensor, ...], shapes: Any) -> bytes:
+    """The content of a .pt2 file."""
+    made = io.BytesIO()  # torch ends the process if it cannot write a file
+    try:
+        program = torch.export.export(net, example, dynamic_shapes=shapes, strict=False)
+    except Exception as error:  # many kinds, with long explanations
+        why = one_line(error).split(". ")[0]
+        raise ValueError(
+            f"torch.export cannot trace the net: {why}; functions of yours must consist of torch operations, without "
+            "conditions on values and without Python numbers made of them or of the number of samples, as by len(y)"
+        ) from error
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="No complete tensor found")  # about views of tables; copies are saved
+        torch.export.save(program, made)
+    return made.getvalue()

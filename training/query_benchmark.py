@@ -32,10 +32,10 @@ from nets.multigrid import MultigridNet
 from training.configuration import Configuration
 from training.description import describe_net
 from training.losses import make_loss
-from training.metrics import has_petsc
 from training.objective import Objective
 from training.optimizers.steppers import cosine_rate, make_stepper
 from training.precision import Weights
+from training.references import has_petsc
 from training.samples import FreshSamples
 
 ERROR = 1e-3  # at which methods are compared

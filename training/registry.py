@@ -1,4 +1,7 @@
-"""The losses and optimizers by name. The command line can list their names without importing torch."""
+"""The losses, optimizers and sources of reference solutions by name.
+
+The command line can list their names without importing torch.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from fem_frames.registry import Registry
 if TYPE_CHECKING:
     from training.losses import Loss
     from training.optimizers.steppers import OptimizerKind
+    from training.references import ReferenceSource
 
 LOSSES: Registry[type[Loss]] = Registry(
     "loss",
@@ -28,5 +32,13 @@ OPTIMIZERS: Registry[OptimizerKind] = Registry(
         "lbfgs": "training.optimizers.steppers.LBFGS_KIND",
         "ngd": "training.optimizers.steppers.NGD_KIND",
         "soap": "training.optimizers.steppers.SOAP_KIND",
+    },
+)
+REFERENCES: Registry[type[ReferenceSource]] = Registry(
+    "references",
+    {
+        "auto": "training.references.Automatic",
+        "multigrid": "training.references.ByMultigrid",
+        "petsc": "training.references.ByPetsc",
     },
 )

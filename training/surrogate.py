@@ -382,12 +382,14 @@ class Surrogate:
 
     def export(self, path: str | Path) -> None:
         """Writes the net, y to frame coefficients, for programs without fem-frames: .pt2 (torch.export) or .onnx."""
-        if isinstance(self.net, MultigridNet):
-            raise ValueError(
-                "the net multigrid solves on its mesh and has no program for other software: load the surrogate, which "
-                "needs torch only, or train another net"
-            )
-        export_net(self.net, self.description.parameters, Path(path))
+        net = self.net
+        if isinstance(net, MultigridNet):
+            if Path(path).suffix == ".onnx":
+                raise ValueError("ONNX cannot factorise matrices, as the net multigrid does: write a .pt2 file")
+            net = self.to().net.requires_grad_(False)  # without gradients, the program may overwrite what it owns
+            assert isinstance(net, MultigridNet)
+            net.prepare_tracing()
+        export_net(net, self.description.parameters, Path(path))
 
     def _values(self, y: npt.ArrayLike | Tensor, flux: bool = False) -> dict[str, Floats]:
         """Values of each field at points (B, N) or on cells (B, K, d); `flux` adds a_y ∇u unless it is a field."""

@@ -6,7 +6,15 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from fem_frames.commands.shared import declare, declare_force, declare_problem_file, declare_samples, load_run, show
+from fem_frames.commands.shared import (
+    declare,
+    declare_force,
+    declare_problem_file,
+    declare_references,
+    declare_samples,
+    load_run,
+    show,
+)
 from fem_frames.studies.plots import check_plot
 
 
@@ -22,6 +30,7 @@ def add(subparsers: Any) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs.png"), metavar="FILE", help="default: %(default)s")
     declare_force(parser)
     declare_samples(parser, 3, "solutions drawn for each run, 0: none; default: %(default)s")
+    declare_references(parser)
 
 
 def run(parsed: argparse.Namespace) -> None:
@@ -43,10 +52,10 @@ def run(parsed: argparse.Namespace) -> None:
     for folder in with_solutions:
         surrogate = load_run(argparse.Namespace(folder=folder, problem=parsed.problem, set=parsed.set))
         from fem_frames.frame.level_matrices import values_of
-        from training.metrics import reference_solutions
+        from training.references import reference_solutions
 
         y = surrogate.problem.parameters.sample(parsed.samples, parsed.seed)
-        reference = reference_solutions(surrogate.formulation, y)
+        reference = reference_solutions(surrogate.formulation, y, references=parsed.references)
         values = {name: v.double().cpu().numpy() for name, v in surrogate(y).items()}
         both = [values_of(surrogate.arrays, fields) for fields in (values, reference.fields)]
         panels.append(SolutionPanel(labels[folder], surrogate.arrays, y, *both))

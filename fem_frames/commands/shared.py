@@ -117,6 +117,18 @@ def declare_problem_file(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE", help="an option of that problem")
 
 
+def declare_references(parser: argparse.ArgumentParser) -> None:
+    from training.registry import REFERENCES
+
+    parser.add_argument(
+        "--references",
+        choices=REFERENCES,
+        default="auto",
+        help="solves for the reference: batched multigrid, checked against PETSc for two samples; PETSc for every "
+        "sample; or auto, the default: multigrid where the formulation has one, otherwise PETSc",
+    )
+
+
 def declare_norm(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--norm",

@@ -65,7 +65,7 @@ class BoundaryTerms:
             at = lift[:, self._cells] @ self._hats.T  # (B, K, Q)
             at = at * self._converted(arrays.volumes)[:, None] * self._converted(arrays.rule_weights)
             found = found + (at * source.permute(2, 0, 1)).sum((1, 2))
-        return found.expand(len(y))
+        return found.expand(y.shape[0])
 
     # ---- loads and blocks of facets
 

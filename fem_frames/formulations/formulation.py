@@ -367,7 +367,7 @@ class Formulation(ABC):
 
         A formulation whose `forms` has an argument `length` gets L, the unit of lengths in its functional.
 
-        Without `forms`, test sets are solved by conjugate gradients in frame coordinates.
+        Without `forms`, test sets are solved without PETSc.
         """
         raise MissingFormsError
 

@@ -175,12 +175,12 @@ class LeastSquares(Formulation):
     def state_load(self, y: Tensor) -> Tensor:
         y = self.check_parameters(y)
         R = self.R(y)
-        r = self.residuals(R, self.lift(y).expand(len(y), -1), y)
+        r = self.residuals(R, self.lift(y).expand(y.shape[0], -1), y)
         return flat_first(self.rounded(-R.cells_transposed(r), "the load"), y)
 
     def constant(self, y: Tensor) -> Tensor:
         y = self.check_parameters(y)
-        r = self.residuals(self.R(y), self.lift(y).expand(len(y), -1), y)
+        r = self.residuals(self.R(y), self.lift(y).expand(y.shape[0], -1), y)
         return r.square().sum((0, 1)) + self.oscillation(y)
 
     def frame_functional(self, y: Tensor) -> Tensor:

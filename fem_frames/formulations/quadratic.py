@@ -155,6 +155,11 @@ class QuadraticFormulation(Formulation):
 
     def local_matrices(self, y: Tensor) -> Tensor:
         local = self._as_data(level_matrices.local_states(self.frame.arrays))  # (K, m, L)
+        if torch.compiler.is_compiling():
+            # The einsum below permutes four axes, for which torch.export would ask whether B fits their strides.
+            pairs = torch.einsum("kml,kni->klimn", local, local).flatten(3).flatten(1, 2)  # (K, L L, m m)
+            made = pairs @ self._checked_blocks(y).flatten(1, 2)  # (K, L L, B)
+            return made.unflatten(1, (local.shape[2],) * 2)
         return torch.einsum("kml,kmnb,kni->klib", local, self._checked_blocks(y), local)
 
     def loss(self, w: Tensor, y: Tensor) -> Tensor:
@@ -225,13 +230,17 @@ class QuadraticFormulation(Formulation):
 
     def state_load(self, y: Tensor) -> Tensor:
         y = self.check_parameters(y)
-        lift = cells_last(self.lift(y).expand(len(y), -1), level_matrices.state_size(self.frame.arrays)).to(self.wide)
+        lift = cells_last(self.lift(y).expand(y.shape[0], -1), level_matrices.state_size(self.frame.arrays)).to(
+            self.wide
+        )
         load = self._checked_load(y) - _product(self._checked_blocks(y), lift)
         return flat_first(self.rounded(load, "the load"), y)
 
     def constant(self, y: Tensor) -> Tensor:
         y = self.check_parameters(y)
-        lift = cells_last(self.lift(y).expand(len(y), -1), level_matrices.state_size(self.frame.arrays)).to(self.wide)
+        lift = cells_last(self.lift(y).expand(y.shape[0], -1), level_matrices.state_size(self.frame.arrays)).to(
+            self.wide
+        )
         return self._energy(lift, y) - self.lift_functional(y)
 
     def coercivity(self, y: Tensor) -> Tensor:

@@ -65,7 +65,7 @@ class Reaction:
     def on_states(self, y: Tensor) -> Tensor:
         """(B, K m) t_y = C_y times the states of v."""
         y = self.formulation.check_parameters(y)
-        return self.formulation.C(y)(self._states.expand(len(y), -1))
+        return self.formulation.C(y)(self._states.expand(y.shape[0], -1))
 
     def on_nodes(self, y: Tensor) -> Tensor | None:
         """(B, N) m_y: minus the integrals of k times hats over Robin facets; None without such facets."""
@@ -75,7 +75,7 @@ class Reaction:
         y = self.formulation.check_parameters(y).to(self._wide)
         masses = natural.masses(y).sum(2).flatten(1)  # (B, F d)
         places = torch.as_tensor(np.array(natural.facets[natural.robin]).ravel(), device=self._device)
-        empty = masses.new_zeros(len(y), len(self._test))
+        empty = masses.new_zeros(y.shape[0], len(self._test))
         return empty.index_add(1, places, -masses).to(self.formulation.frame.dtype)
 
     def constant(self, y: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ class Reaction:
         found = -self._load(y)
         if self._natural is not None:
             found = found + self._natural.loads(y.to(self._wide), is_plain(y)).sum((1, 2))
-        return found.expand(len(y))
+        return found.expand(y.shape[0])
 
     def _load(self, y: Tensor) -> Tensor:
         """(B or 1,) source, Neumann and Robin data on v, and for quadratic densities their load on states."""

@@ -208,5 +208,5 @@ class FacetIntegrals:
 
 def _whole(values: Array, y: Array, count: int, rule: int) -> Array:
     """Values (1 or B, F, 1 or Q) as (B, F, Q)."""
-    shape = (len(y), count, rule)
+    shape = (y.shape[0], count, rule)
     return np.broadcast_to(values, shape) if isinstance(values, np.ndarray) else values.expand(*shape)

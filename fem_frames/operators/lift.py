@@ -97,7 +97,7 @@ class StateLift:
 
     def __call__(self, y: Tensor) -> Tensor:
         """(B, K m) for y in the precision of the lift."""
-        found = self._fixed.expand(len(y), -1)
+        found = self._fixed.expand(y.shape[0], -1)
         for states, given in self._constant:
             found = found + given(states, y)[:, None] * states
         if not self._varying:

@@ -64,7 +64,7 @@ class LinearOperator(ABC):
             raise ValueError(f"{name} is on {self.device}, but x on {x.device}: move x with x.to({str(self.device)!r})")
         if self.batch is not None and x.ndim > 2:
             raise ValueError(f"{name} takes (B, {size}), but x has shape {tuple(x.shape)}: flatten the first axes")
-        if self.batch is not None and self.batch != 1 and (x.shape[0] if x.ndim > 1 else 1) != self.batch:
+        if self.batch is not None and (x.shape[0] if x.ndim > 1 else 1) != self.batch and self.batch != 1:
             raise ValueError(
                 f"{name} was made for {self.batch} samples y, but x has shape {tuple(x.shape)}: "
                 "pass as many vectors as samples"

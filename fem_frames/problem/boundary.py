@@ -87,7 +87,7 @@ class BoundaryValue:
 
     def evaluate(self, points: Array, y: Array) -> Array:
         """(B, F, Q) values, or (B, F, 1), at points (F, Q, d) for y (B, p), in NumPy or torch; not checked."""
-        shape = (len(y), *points.shape[:2])
+        shape = (y.shape[0], *points.shape[:2])
         if self.depends_on_y:
             return spread(
                 called(self.name, self.given, HOW, self.given, points, y[:, None, None, :]), y, shape, self.name

@@ -49,7 +49,7 @@ class PointData:
 
     def coefficient(self, y: Array) -> Array:
         """(B, K, Q) values of a_y, or (B, K, 1) if constant on cells; not checked to be positive."""
-        coefficient, shape = self.problem.coefficient, (len(y), *self.points.shape[:2])
+        coefficient, shape = self.problem.coefficient, (y.shape[0], *self.points.shape[:2])
         function = getattr(coefficient, "function", None)
         if self._last_coefficient:
             values = called("the coefficient", function, HOW, batch_last, function, self.points, y)
@@ -66,7 +66,7 @@ class PointData:
             values = called("the source", function, HOW, function, self.points, y[:, None, None, :])
         else:
             values = function
-        return spread(values, y, (len(y), *self.points.shape[:2]), "the source f")
+        return spread(values, y, (y.shape[0], *self.points.shape[:2]), "the source f")
 
     def check_coefficient(self, a: Array, y: Array) -> None:
         """Raises a ValueError unless the values (B, K, ·) are positive and finite."""
@@ -101,21 +101,24 @@ def batch_last(function: Callable[[Array, Array], Array], points: Array, y: Arra
     from fem_frames.operators.checking import is_watched
 
     x, y = points[:, :, None], y.T.contiguous().T[None, None]
+    values = function(x, y) if is_watched(y) else _in_pieces(function, x, y)
+    return values.permute(2, 0, 1) if getattr(values, "ndim", 0) == 3 else values
+
+
+def _in_pieces(function: Callable[[Array, Array], Array], x: Array, y: Array) -> Any:
+    """function(x, y) for some cells of x (K, Q, 1, d) at a time."""
     K, Q, B = len(x), x.shape[1], y.shape[2]
     few = max(1, PIECE // (Q * B))
-    if few >= K or is_watched(y):
-        values = function(x, y)
-    else:
-        values = function(x[:few], y)
-        if tuple(getattr(values, "shape", ())) == (few, Q, B):
-            pieces = values.new_empty(K, Q, B)
-            pieces[:few] = values
-            for start in range(few, K, few):
-                pieces[start : start + few] = function(x[start : start + few], y)
-            values = pieces
-        else:  # numbers, or values that do not depend on everything
-            values = function(x, y)
-    return values.permute(2, 0, 1) if getattr(values, "ndim", 0) == 3 else values
+    values = function(x[:few], y)
+    if few >= K:
+        return values
+    if tuple(getattr(values, "shape", ())) != (few, Q, B):  # numbers, or values that do not depend on everything
+        return function(x, y)
+    joined = values.new_empty(K, Q, B)
+    joined[:few] = values
+    for start in range(few, K, few):
+        joined[start : start + few] = function(x[start : start + few], y)
+    return joined
 
 
 def _acts_pointwise(function: Callable[[Array, Array], Array], problem: Problem, points: Array) -> bool:
@@ -160,7 +163,8 @@ def spread(found: Any, like: Array, shape: tuple[int, int, int], what: str) -> A
     if values.ndim not in (0, 3) and tuple(values.shape) != (K, Q):
         fits = False
     else:
-        fits = all(n in (1, m) for n, m in zip(tuple(values.shape)[::-1], (Q, K, B), strict=False))
+        # m first: torch.export knows that B is B, and must not ask whether it is 1.
+        fits = all(n in (m, 1) for n, m in zip(tuple(values.shape)[::-1], (Q, K, B), strict=False))
     if not fits:
         raise _misfit(what, values.shape, shape)
     whole = (B, K, values.shape[-1] if values.ndim and values.shape[-1] == 1 else Q)

@@ -7,7 +7,8 @@ from typing import Any
 
 from fem_frames.frame.solutions import ReferenceSolutions
 from training.experiments.cells import Cell
-from training.metrics import evaluate, reference_solutions
+from training.metrics import evaluate
+from training.references import reference_solutions
 from training.surrogate import Surrogate
 
 SAMPLES = 1000
@@ -25,9 +26,9 @@ def evaluate_new_samples(
             progress(number, len(done))
         surrogate = Surrogate.load(cell.folder)
         c = cell.configuration
-        key = (c.problem, str(c.options), c.levels, c.formulation, c.refinement)
+        key = (c.problem, str(c.options), c.levels, c.formulation, c.refinement, c.references)
         if key not in solved:
             y = surrogate.problem.parameters.sample(SAMPLES, seed)
-            solved[key] = reference_solutions(surrogate.formulation, y)
+            solved[key] = reference_solutions(surrogate.formulation, y, references=c.references)
         found[cell.name] = {"seed": seed, **evaluate(surrogate, solved[key]).record()}
     return found

@@ -28,7 +28,8 @@ from fem_frames.frame import level_matrices
 from fem_frames.frame.solutions import ReferenceSolutions
 from fem_frames.mesh.geometry import Floats
 from fem_frames.problem.definition import Problem, whole_number
-from training.metrics import CHUNK
+from fem_frames.solvers.multigrid import has_multigrid
+from training.references import CHUNK, reference_solutions
 
 TermWeights = Callable[[Floats], Floats]
 """y (B, p) to the weights (B, Q) of the terms of an affine system."""
@@ -184,12 +185,28 @@ class Snapshots:
         values = direct(y)
         return cls(y, values, perf_counter() - start)
 
+    @classmethod
+    def from_references(cls, exact: Formulation, y: Floats, references: str = "auto") -> Snapshots:
+        """Solved as test sets are, see `reference_solutions`."""
+        start = perf_counter()
+        found = reference_solutions(exact, y, references=references)
+        seconds = perf_counter() - start
+        return cls(y, exact.coordinates.free(found.fields, "cpu", y), seconds)
+
     def first(self, count: int) -> Snapshots:
         """The first snapshots, with their share of the time."""
         count = whole_number(count, "the number of snapshots")
         if count > len(self.y):
             raise ValueError(f"{count} snapshots are wanted, but there are {len(self.y)}: solve for more samples")
         return Snapshots(self.y[:count], self.values[:count], self.seconds * count / len(self.y))
+
+
+def solve_snapshots(direct: DirectSolves, y: Floats, references: str = "auto") -> Snapshots:
+    """By multigrid where the formulation has one, otherwise by direct solves, or by PETSc if it is asked for."""
+    exact = direct.system.formulation
+    if references == "auto" and not has_multigrid(exact):
+        return Snapshots.solve(direct, y)
+    return Snapshots.from_references(exact, y, references)
 
 
 # ---- few modes ------------------------------------------------------------------------------------------

@@ -34,9 +34,9 @@ from nets.own import OwnNet
 from training.configuration import MULTIGRID, OWN, Configuration, Resolved
 from training.description import describe_net
 from training.losses import Batch, FunctionLoss, Loss, loss_kind, make_loss
-from training.metrics import check_reference, reference_solutions
 from training.net_outputs import level_sizes
 from training.own import OwnParts
+from training.references import check_reference, described, reference_solutions
 from training.run import store
 from training.run.distributed import World
 from training.samples import FixedSamples, FreshSamples, Samples, SobolSamples
@@ -186,7 +186,7 @@ def make_run_loss(
         assert isinstance(samples, FixedSamples)
         path = folder / store.TRAINING
         if world.leads:
-            solved(path, samples.y, "training set", formulation.to(torch.float64, "cpu"), say)
+            solved(c, path, samples.y, "training set", formulation.to(torch.float64, "cpu"), say)
         world.wait()
         reference = ReferenceSolutions.load(path)
     if parts.loss is not None:
@@ -270,14 +270,14 @@ def hint_of_start(c: Configuration, arrays: FrameArrays, problem: Problem, nodal
     )
 
 
-def solved(path: Path, y: Floats, name: str, exact: Formulation, say: Say) -> ReferenceSolutions:
+def solved(c: Configuration, path: Path, y: Floats, name: str, exact: Formulation, say: Say) -> ReferenceSolutions:
     """The reference solutions for y (B, p) from the file, solved first if it does not exist; `exact` is in float64."""
     if not path.exists():
         start = time.perf_counter()
-        made = reference_solutions(exact, y)
+        made = reference_solutions(exact, y, references=c.references)
         made.save(path)
         seconds = time.perf_counter() - start
-        say(f"{name}: {len(y)} reference solutions by {made.record['reference']} in {seconds:.1f} s")
+        say(f"{name}: {len(y)} reference solutions by {described(made.record)} in {seconds:.1f} s")
     found = ReferenceSolutions.load(path)
     if not np.array_equal(found.y, y):
         raise ValueError(

@@ -36,7 +36,7 @@ FILES = (SETTINGS, TEST, TRAINING, RESULT, FAILURE, LOG, LOCK, FRAME, NET)
 FOLDERS = (CHECKPOINTS, "tensorboard")
 ASIDE = ".replaced"  # holds the run that --force replaces until the new one is set up
 REMOVED = ".removed"
-FREE = ("device", "tensorboard", "micro_batch")
+FREE = ("device", "tensorboard", "micro_batch", "references")
 """Settings that may change when a run is resumed, because they change the steps only by rounding."""
 
 

@@ -162,7 +162,7 @@ class Training:
         self.test: ReferenceSolutions | None = None
         if world.leads and c.test_samples:
             y = problem.parameters.sample(c.test_samples, c.test_seed)
-            self.test = building.solved(folder / store.TEST, y, "test set", self.surrogate.formulation, self._say)
+            self.test = building.solved(c, folder / store.TEST, y, "test set", self.surrogate.formulation, self._say)
 
     # ---- the loop
 
