@@ -108,6 +108,30 @@ def test_several_threads_may_solve_at_once():
     assert all(torch.equal(v, expected) for made in found.values() for v in made)
 
 
+def test_a_forked_process_has_threads_of_its_own():
+    """As tools for sampling fork; torch's own threads are left out, since they do not survive a fork."""
+    program = f"""
+import os, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import torch
+from test_multigrid import formulation
+from frames import samples
+from fem_frames import Multigrid
+torch.set_num_threads(1)
+made = formulation("square", "float32")
+y = samples(made.problem, 40, torch.float32)
+at, b = Multigrid(made).at(y), made.nodal_load(y).contiguous()
+torch.get_num_threads = lambda: 2
+expected = at.answer(b, 1)
+child = os.fork()
+if child == 0:
+    os._exit(0 if torch.equal(at.answer(b, 1), expected) else 1)
+print(os.waitpid(child, 0)[1])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "0", done.stderr
+
+
 def test_one_sample_s_matrix_serves_several_vectors():
     made = formulation("square, mixed")
     compiled, plain = both(made, samples(made.problem, 1))

@@ -1,4 +1,4 @@
-"""`fem-frames info`: versions of all libraries in use, BLAS and devices."""
+"""`fem-frames info`: versions of all libraries in use, BLAS, compiled code and devices."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def collect() -> dict[str, Any]:
         blas = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
         found["torch"] = torch.__version__ + (f" (BLAS: {blas[1]})" if blas else "")
         found["cuda"] = torch.version.cuda or "absent"
-        found |= _products(torch)
+        found |= _products(torch) | {"multigrid": _kernels(torch)}
         devices += [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
         devices += ["mps"] if torch.backends.mps.is_available() else []
     for module in ("numpy", "scipy"):
@@ -65,6 +65,13 @@ def _products(torch: Any) -> dict[str, Any]:
     from training.run.devices import product_settings
 
     return {f"cuda_{name}": value for name, value in product_settings().items()}
+
+
+def _kernels(torch: Any) -> str:
+    """What runs multigrid cycles on the processor."""
+    from fem_frames.solvers.compiled_cycles import kernels
+
+    return "in torch" if kernels(torch.float32, torch.device("cpu")) is None else "compiled"
 
 
 def _blas() -> list[str]:

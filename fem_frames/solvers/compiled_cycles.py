@@ -10,6 +10,7 @@ B samples, n unknowns of a level, N of the finest one, E weights of a level, K c
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -162,7 +163,9 @@ class CompiledLevels:
         cuts = [blocks * k // threads for k in range(threads + 1)]
         if threads == 1:
             return [self._with_scratch(run, 0, blocks)]
-        return list(_pool(threads).map(lambda k: self._with_scratch(run, cuts[k], cuts[k + 1]), range(threads)))
+        return list(
+            _pool(threads, os.getpid()).map(lambda k: self._with_scratch(run, cuts[k], cuts[k + 1]), range(threads))
+        )
 
     def _with_scratch(self, run: Callable[[int, int, int], Any], first: int, last: int) -> Any:
         try:
@@ -176,7 +179,8 @@ class CompiledLevels:
 
 
 @lru_cache(maxsize=1)
-def _pool(threads: int) -> ThreadPoolExecutor:
+def _pool(threads: int, process: int) -> ThreadPoolExecutor:
+    """The threads of this process: those of the process that it was forked from do not exist in it."""
     return ThreadPoolExecutor(threads, "multigrid")
 
 
