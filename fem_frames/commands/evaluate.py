@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from typing import Any
 
+from fem_frames.commands.output_options import declare_outputs, outputs_of
 from fem_frames.commands.shared import (
     check_norm,
     declare,
@@ -13,9 +15,20 @@ from fem_frames.commands.shared import (
     declare_run,
     declare_samples,
     load_run,
+    plain,
     progress_bar,
     show,
+    show_rows,
 )
+
+COLUMNS = {
+    "output": ">22s",
+    "error_mean": ".2e",
+    "error_max": ".2e",
+    "bound_mean": ".2e",
+    "bound_max": ".2e",
+    "violations": "d",
+}
 
 
 def add(subparsers: Any) -> None:
@@ -25,7 +38,8 @@ def add(subparsers: Any) -> None:
         run,
         "Errors and losses of a trained surrogate for random samples, against PETSc, or where PETSc is absent against "
         "conjugate gradients in frame coordinates to 1e-12. Also the mean and maximum of its error bounds, which need "
-        "no reference, and of these bounds relative to the norm of the solution.",
+        "no reference, and of these bounds relative to the norm of the solution. Outputs that options name follow: "
+        "mean and maximum of their errors and of their bounds, and how many bounds were violated.",
     )
     declare_run(parser)
     declare_device(parser)
@@ -36,17 +50,23 @@ def add(subparsers: Any) -> None:
         choices=("float16", "bfloat16", "float32", "float64"),
         help="round the net to this precision first; default: that of its training",
     )
+    declare_outputs(parser)
 
 
 def run(parsed: argparse.Namespace) -> None:
     if parsed.samples < 1 or parsed.seed < 0:
         raise ValueError(f"--samples {parsed.samples} --seed {parsed.seed}: give at least one sample, no negative seed")
+    outputs = outputs_of(parsed)
     surrogate = load_run(parsed)
     if parsed.precision is not None:
         surrogate = surrogate.to(parsed.precision)
     check_norm(parsed, surrogate)
-    from training.metrics import bound_record, energy_error, evaluate, query_seconds, reference_solutions
+    from training.metrics import bound_record, energy_error, evaluate, output_errors, query_seconds, reference_solutions
 
+    if outputs:
+        from fem_frames.outputs import OutputMap
+
+        OutputMap(surrogate.formulation, outputs)  # raises before the solves if an output does not fit
     y = surrogate.problem.parameters.sample(parsed.samples, parsed.seed)
     with progress_bar("reference solutions", wanted=True) as progress:
         reference = reference_solutions(surrogate.formulation, y, progress)
@@ -54,4 +74,18 @@ def run(parsed: argparse.Namespace) -> None:
     record["energy_error"] = energy_error(surrogate, reference)
     record |= bound_record(surrogate, y, parsed.norm)
     record["seconds_per_query"] = query_seconds(surrogate, y)
-    show(record | {"reference": reference.record["reference"]}, parsed.json)
+    record["reference"] = reference.record["reference"]
+    if not outputs:
+        show(record, parsed.json)
+        return
+    found, kind = output_errors(surrogate, reference, outputs, parsed.adjoint)
+    rows = [plain(asdict(row)) for row in found]
+    if parsed.json:
+        show(record | {"outputs": rows, "bound_of_outputs": kind}, as_json=True)
+        return
+    show(record, as_json=False)
+    print()
+    show_rows(rows, COLUMNS, False, bound_of_outputs=kind)
+    counts = [row.violations for row in found if row.violations is not None]
+    if counts:
+        print(f"violated bounds: {sum(counts) or 'none'} of {len(y) * len(counts)}")
