@@ -21,7 +21,7 @@ from fem_frames import (
     make_problem,
     solve_reference,
 )
-from training import OutputNet, OutputNetSettings, OutputSamples, ValidationErrors, solve_outputs
+from training import OutputNet, OutputNetSettings, OutputSamples, ValidationErrors, output_samples, solve_outputs
 from training.output_net import solve_for
 
 pytestmark = pytest.mark.serial
@@ -128,6 +128,15 @@ def test_samples_serve_several_nets_and_none_is_in_both_sets(board):
     np.testing.assert_allclose(training.values, exact.values, rtol=1e-5)
     with pytest.raises(ValueError, match="of other outputs or parameters"):
         OutputNet.fit(training, solve_outputs(board, BoundaryFlux("all"), 4))
+
+
+def test_little_memory_changes_no_values(board, monkeypatch):
+    whole = solve_outputs(board, RegionMean(), 5, tol=1e-10)
+    monkeypatch.setattr(output_samples, "available", lambda: 1.0)
+    told = []
+    single = solve_outputs(board, RegionMean(), 5, tol=1e-10, progress=lambda *now: told.append(now))
+    np.testing.assert_allclose(single.values, whole.values, rtol=1e-8)
+    assert told == [(k, 5) for k in range(6)]
 
 
 def test_bad_y_and_bad_options_are_refused(board, net):
