@@ -32,6 +32,8 @@ from fem_frames.operators.linear import dot
 from fem_frames.operators.recursion import SparseOperator
 from fem_frames.problem.boundary import ALL
 
+ROUNDING = 1e-14  # barycentric coordinates below this are zero: a point on the boundary has the value given there
+
 
 class Output(ABC):
     """One or several numbers that are affine in the solution."""
@@ -52,6 +54,7 @@ class PointValues(Output):
         arrays = formulation.frame.arrays
         f = _field(arrays, self.field)
         cell, hats = locate(self.points, arrays.points, arrays.levels, nested=not arrays.curved)
+        hats = np.where(np.abs(hats) < ROUNDING, 0.0, hats)
         x = np.einsum("nl,nld->nd", hats, arrays.points[arrays.levels[-1].cells[cell]])
         names = [f"({', '.join(f'{value:.6g}' for value in point)})" for point in x]
         places, basis = nodal_places(arrays, f)[cell], hats[..., None]  # (n, L), (n, L, 1)

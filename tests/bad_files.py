@@ -90,6 +90,7 @@ def make_folder(made):
     os.mkfifo(made / "pipe")
     make_frames(made)
     make_runs(made)
+    make_nets(made)
     return made
 
 
@@ -179,3 +180,13 @@ def make_runs(made):
         made_here = copy(name, "result.json", "surrogate.pt")
         (made_here / "checkpoints").mkdir()
         torch.save({**newest, **change}, made_here / "checkpoints/step-000000002.pt")
+
+
+def make_nets(made):
+    """A net for outputs, one cut short, and one whose few bytes claim a million million weights."""
+    small = ["--samples", "4", "--validation", "2", "--width", "2", "--steps", "1"]
+    main(["learn-outputs", str(made / "run"), "--mean", "all", *small, "--out", str(made / "sensors.pt")])
+    (made / "cut.pt").write_bytes((made / "sensors.pt").read_bytes()[:-100])
+    content = torch.load(made / "sensors.pt", weights_only=True)
+    content["weights"]["0.weight"] = torch.zeros(1).expand(10**6, 10**6)
+    torch.save(content, made / "claims.pt")

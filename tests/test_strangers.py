@@ -17,13 +17,14 @@ from fem_frames import (
     Frame,
     FrameArrays,
     ReferenceSolutions,
+    RegionMean,
     Sweep,
     make_formulation,
     make_problem,
     run_sweep,
 )
 from fem_frames.commands import main, parser
-from training import Configuration, Surrogate, train
+from training import Configuration, OutputNet, OutputNetSettings, Surrogate, train
 from training.experiments.cells import Cell
 from training.experiments.overview import Overview
 from training.experiments.runner import run_cells
@@ -55,6 +56,10 @@ def place(tmp_path_factory):
     experiment.mkdir()
     (experiment / "experiment.json").write_text('{"preset": "quick"}')
     shutil.copytree(folder / "run", experiment / "full-adam-stable-float32")
+    made = make_formulation(Frame.from_arrays(case("interval")[1], "float64"), case("interval")[0])
+    net = OutputNet.train(made, RegionMean(), OutputNetSettings(samples=4, validation=2, steps=1))
+    net.record["problem"] = code
+    net.save(folder / "sensors.pt")
     report = json.loads((REPORTS / "quick/report.json").read_text())
     report["text"] = report["figures"] = code
     (folder / "report.json").write_text(json.dumps(report | {"figures": {code: code}}))
@@ -83,6 +88,8 @@ COMMANDS = [
     ["evaluate", "run", "--samples", "2"],
     ["query", "run", "--y", "1,1,1,1"],
     ["outputs", "run", "--y", "1,1,1,1", "--point", "0.5"],
+    ["outputs", "sensors.pt", "--y", "1,1,1,1"],
+    ["learn-outputs", "run", "--point", "0.5", "--samples", "4", "--steps", "1", "--out", "new.pt"],
     ["query", "run", "--y", "1,1,1,1", "--out", "u.vtu", "--plot", "u.png"],
     ["plot", "run", "--out", "runs.png"],
     ["plot", "run", "--samples", "0", "--out", "curves.png"],

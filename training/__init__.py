@@ -9,15 +9,33 @@ from typing import TYPE_CHECKING, Any
 _HOMES = {
     "Configuration": "configuration",
     "NGD": "optimizers.natural_gradient",
+    "OutputNet": "output_net",
+    "OutputNetSettings": "output_net",
+    "OutputSamples": "output_samples",
     "Surrogate": "surrogate",
     "TrainingError": "run.trainer",
+    "ValidationErrors": "output_net",
+    "solve_outputs": "output_samples",
     "train": "run.trainer",
 }
-__all__ = ["NGD", "Configuration", "Surrogate", "TrainingError", "train"]
+__all__ = [
+    "NGD",
+    "Configuration",
+    "OutputNet",
+    "OutputNetSettings",
+    "OutputSamples",
+    "Surrogate",
+    "TrainingError",
+    "ValidationErrors",
+    "solve_outputs",
+    "train",
+]
 
 if TYPE_CHECKING:
     from training.configuration import Configuration
     from training.optimizers.natural_gradient import NGD
+    from training.output_net import OutputNet, OutputNetSettings, ValidationErrors
+    from training.output_samples import OutputSamples, solve_outputs
     from training.run.trainer import TrainingError, train
     from training.surrogate import Surrogate
 else:  # type checkers would conclude that every name exists

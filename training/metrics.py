@@ -20,7 +20,10 @@ from fem_frames.formulations.formulation import Formulation
 from fem_frames.frame.level_matrices import values_of
 from fem_frames.frame.solutions import ReferenceSolutions
 from fem_frames.mesh.geometry import Floats
+from fem_frames.outputs import OutputMap
 from fem_frames.solvers.bounds import certify
+from fem_frames.solvers.output_bounds import certify_outputs
+from training.outputs import Outputs
 from training.references import CHUNK
 
 
@@ -140,3 +143,55 @@ def bound_record(surrogate: Answers, y: Floats, norm: str | None = None) -> dict
         for what, value in (("mean", float(joined.mean())), ("max", float(joined.max()))):
             record[f"{name}_{what}"] = value if math.isfinite(value) else None
     return record | {"norm": chosen.name, "against": chosen.against}
+
+
+@dataclass(frozen=True)
+class OutputError:
+    """The error of one output over the samples of a reference, and its bounds. See docs/surrogates.md."""
+
+    output: str
+    error_mean: float
+    error_max: float
+    bound_mean: float | None
+    bound_max: float | None
+    """None if the formulation has no bounds for outputs."""
+    violations: int | None
+    """Samples whose error exceeds its bound plus the bound for the error of the reference itself."""
+
+
+def output_errors(
+    surrogate: Answers, reference: ReferenceSolutions, outputs: Outputs, adjoint: bool = False
+) -> tuple[list[OutputError], str]:
+    """Errors of each output against the reference solutions, with bounds; and the meaning of the bounds, in words.
+
+    `adjoint` corrects the outputs, as in `Surrogate.output`.
+    """
+    exact = surrogate.formulation
+    made = OutputMap(exact, outputs)
+    truth = exact.coordinates.coefficients(exact.coordinates.free(reference.fields, exact.frame.device, reference.y))
+    errors, bounds, excess = [], [], []
+    bounded, kind = False, ""
+    step = max(1, CHUNK // len(made))  # bounds take a vector in the frame for every sample and output
+    for start in range(0, len(truth), step):
+        part = slice(start, start + step)
+        y = torch.as_tensor(reference.y[part], device=exact.frame.device)
+        found = certify_outputs(exact, surrogate.coefficients(y), y, made, adjoint)
+        right = certify_outputs(exact, truth[part], y, made)  # a reference has an error too, with a bound
+        error = (found.values - right.values).abs()
+        errors.append(error)
+        bounds.append(found.error_bound)
+        excess.append(error > found.error_bound + right.error_bound)
+        bounded, kind = found.bounded, found.kind
+    error, bound, above = (torch.cat(parts).cpu() for parts in (errors, bounds, excess))
+    rows = [
+        OutputError(
+            label,
+            float(error[:, k].mean()),
+            float(error[:, k].max()),
+            float(bound[:, k].mean()) if bounded else None,
+            float(bound[:, k].max()) if bounded else None,
+            int(above[:, k].sum()) if bounded else None,
+        )
+        for k, label in enumerate(made.labels)
+    ]
+    return rows, kind

@@ -5,9 +5,8 @@ B samples, p parameters, Nhat frame coefficients, N points.
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,27 +17,25 @@ import torch
 from torch import Tensor
 
 from fem_frames.files import is_there
-from fem_frames.formulations.formulation import ErrorNorm, Formulation
+from fem_frames.formulations.formulation import Formulation
 from fem_frames.formulations.registry import make_formulation
 from fem_frames.frame.arrays import FrameArrays
 from fem_frames.frame.level_matrices import flux_at_centres, flux_field, values_of
 from fem_frames.mesh.geometry import Floats
 from fem_frames.messages import either
-from fem_frames.operators.checking import unchecked
 from fem_frames.operators.coordinates import Coordinates
 from fem_frames.operators.frame import DTYPES, Frame, check_device, check_dtype, make_synthesis
 from fem_frames.operators.products import accumulation_dtype
-from fem_frames.problem.definition import Problem, Uniform, whole_number
+from fem_frames.problem.definition import Problem, Uniform
 from fem_frames.solvers.bounds import ErrorBound, certify, error_bound
-from fem_frames.solvers.conjugate_gradients import ConvergenceError
 from fem_frames.solvers.output_bounds import OutputValues, certify_outputs
-from fem_frames.solvers.solution import make_solver
 from fem_frames.studies.plots import check_plot
 from fem_frames.studies.solution_plots import check_drawable, plot_solutions
 from nets.frame_net import FrameNet
 from nets.multigrid import MultigridNet
 from training.answers import as_arrays, has_flux, summary, values_at
 from training.description import NetDescription
+from training.improvement import Improved, improved
 from training.output import check_format, export_net, make_function, write_series
 from training.outputs import Outputs, differentiable_output
 from training.own import OwnModule, OwnPartError, OwnParts
@@ -50,19 +47,6 @@ if TYPE_CHECKING:
 
 KIND, VERSION = "surrogate", 1
 FRAME, NET = "frame.npz", "surrogate.pt"
-
-
-@dataclass(frozen=True, eq=False)
-class Improved:
-    """The result of `Surrogate.improve`."""
-
-    w: Tensor  # (B, Nhat) frame coefficients
-    values: dict[str, Tensor]  # of each field (B, N)
-    error_bound: Tensor  # (B,)
-    iterations: Tensor  # (B,)
-    relative: Tensor  # (B,) the bound relative to the norm of the solution, as `ErrorBound.relative`
-    norm: ErrorNorm
-    """The norm of the bounds, and the solution against which the error is measured."""
 
 
 class Surrogate:
@@ -164,38 +148,7 @@ class Surrogate:
         Multigrid corrects it, or conjugate gradients in frame coordinates for formulations without multigrid. `norm`
         chooses the norm of the bound, as in `error_bound`.
         """
-        if not isinstance(tol, numbers.Real) or not 0 < tol < float("inf"):
-            raise ValueError(f"tol is {tol!r}; a positive bound for the error is expected")
-        max_iterations = whole_number(max_iterations, "max_iterations")
-        exact, samples = self.formulation, self._exact_samples(y)
-        start = self.coefficients(y)
-
-        def good(correction: Tensor) -> Tensor:
-            with unchecked():  # data are checked below: iterations wait for the device only to know when to stop
-                return error_bound(exact, start + correction, samples, norm) <= tol
-
-        residual = -exact.residual(start, samples)
-        _, correct = make_solver(exact, samples)
-        found = correct(residual, torch.full_like(residual[:, 0], 1e-13), max_iterations, good)
-        w = start + found.x
-        bound = certify(exact, w, samples, norm)
-        result = Improved(w, exact.synthesise(w, samples), bound.value, found.iterations, bound.relative, bound.norm)
-        if not (bound.value <= tol).all():
-            sample = int((bound.value > tol).nonzero()[0, 0])
-            if not bool(torch.isfinite(bound.value[sample])):
-                advice = f"C_y of {exact.name} is not positive definite on all cells, so there is no bound"
-            elif int(found.iterations[sample]) == max_iterations:
-                advice = "raise max_iterations, or try a larger tol"
-            elif bound.norm.against == "exact solution" and float(found.residual[sample]) < 1e-6:
-                advice = f"the mesh allows no smaller one: train with more levels than {self.arrays.finest_level}"
-            else:
-                advice = "rounding allows no smaller one: try a larger tol"
-            raise ConvergenceError(
-                f"the error bound of sample {sample} is {float(bound.value[sample]):.2e} ({bound.norm}) after "
-                f"{int(found.iterations[sample])} iterations, above tol = {tol:g}; {advice}",
-                result,
-            )
-        return result
+        return improved(self.formulation, self.coefficients(y), self._exact_samples(y), tol, max_iterations, norm)
 
     def to(self, precision: str | None = None, device: torch.device | str | None = None) -> Surrogate:
         """The same surrogate with its net rounded to another precision, moved to another device, or both.

@@ -44,6 +44,8 @@ def are_weights(value: Any) -> bool:
     """Whether the value is an ordinary tensor of finite numbers."""
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided or not value.is_floating_point():
         return False
+    if value.numel() * value.element_size() > value.untyped_storage().nbytes():
+        return False  # strides of zero: few bytes that claim any number of entries
     return bool(torch.isfinite(value).all())
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
-from fem_frames.commands.query import given_samples
-from fem_frames.commands.shared import declare, declare_run, declare_samples, load_run, parameters_of, show_rows
+from fem_frames.commands.output_options import COLUMNS, all_rows, declare_outputs, outputs_of
+from fem_frames.commands.query import declare_y, given_samples
+from fem_frames.commands.shared import declare, declare_run, declare_samples, load_run, show_rows
 
-COLUMNS = {"sample": "d", "output": "s", "value": ".8g", "error_bound": ".2e"}
+NET_COLUMNS = {"sample": "d", "output": ">22s", "value": ".8g", "validation_mean": ".2e", "validation_max": ".2e"}
 
 
 def add(subparsers: Any) -> None:
@@ -18,65 +19,61 @@ def add(subparsers: Any) -> None:
         "outputs",
         run,
         "Values at points, means over regions and fluxes through parts of the boundary, each with a bound for its "
-        "error against the discrete solution. Without outputs: the regions and boundary groups that there are.",
+        "error against the discrete solution. Without outputs: the regions and boundary groups that there are. "
+        "With a file of `learn-outputs` instead of a run, its net answers; then there is no bound, but the mean and "
+        "the largest error that were seen in its validation.",
     )
-    declare_run(parser)
-    parser.add_argument("--y", action="append", default=[], metavar="Y1,Y2,…", help="parameters; may be repeated")
-    parser.add_argument("--y-file", type=Path, metavar="FILE", help="samples from a .npy or .csv file")
+    declare_run(parser, "folder written by `train`, or file written by `learn-outputs`")
+    declare_y(parser)
     declare_samples(parser, 0, "random samples of y instead")
     declare_outputs(parser)
-    parser.add_argument(
-        "--adjoint", action="store_true", help="correct the outputs by adjoint solves, which sharpens the bounds"
-    )
-
-
-def declare_outputs(parser: argparse.ArgumentParser) -> None:
-    """Declares the options that name outputs."""
-    parser.add_argument("--point", action="append", default=[], metavar="X1,X2", help="the value of u at a point")
-    parser.add_argument("--mean", action="append", default=[], metavar="REGION", help="the mean of u; all: everywhere")
-    parser.add_argument(
-        "--through", action="append", default=[], metavar="GROUP", help="the flux through a boundary group; all: all"
-    )
-
-
-def outputs_of(parsed: argparse.Namespace) -> list[Any]:
-    """The outputs that the options name."""
-    from fem_frames.outputs import BoundaryFlux, PointValues, RegionMean
-
-    found: list[Any] = []
-    if parsed.point:
-        found.append(PointValues([parameters_of(text) for text in parsed.point]))
-    found += [RegionMean(None if name == "all" else _group(name)) for name in parsed.mean]
-    return found + [BoundaryFlux(_group(name)) for name in parsed.through]
-
-
-def _group(text: str) -> int | str:
-    """A tag or a name."""
-    return int(text) if text.lstrip("-").isdigit() else text
 
 
 def run(parsed: argparse.Namespace) -> None:
+    if parsed.folder.is_file():
+        _answer_by_net(parsed)
+        return
     outputs = outputs_of(parsed)
     surrogate = load_run(parsed)
     if not outputs:
         _show_groups(parsed, surrogate)
         return
-    if parsed.samples > 0 and not parsed.y and parsed.y_file is None:
+    if _wants_random(parsed):
         samples = surrogate.problem.parameters.sample(parsed.samples, parsed.seed)
     else:
         samples = given_samples(parsed)
     found = surrogate.output(samples, outputs, parsed.adjoint)
-    rows = (
-        {
-            "sample": i,
-            "output": label,
-            "value": float(found.values[i, k]),
-            "error_bound": float(found.error_bound[i, k]),
-        }
-        for i in range(len(found.values))
-        for k, label in enumerate(found.labels)
-    )
-    show_rows(rows, COLUMNS, parsed.json, bound=found.kind)
+    show_rows(all_rows(found), COLUMNS, parsed.json, bound=found.kind)
+
+
+def _wants_random(parsed: argparse.Namespace) -> bool:
+    return parsed.samples > 0 and not parsed.y and parsed.y_file is None
+
+
+def _answer_by_net(parsed: argparse.Namespace) -> None:
+    from training.output_net import OutputNet
+
+    named = {"--point": parsed.point, "--mean": parsed.mean, "--through": parsed.through, "--adjoint": parsed.adjoint}
+    named |= {"--problem": parsed.problem, "--set": parsed.set}
+    wrong = next((name for name, value in named.items() if value), None)
+    if wrong is not None:
+        raise ValueError(
+            f"{wrong} goes with a run; the net in {parsed.folder} has its outputs already: leave {wrong} out, or give "
+            "the folder of a run"
+        )
+    net = OutputNet.load(parsed.folder)
+    random = _wants_random(parsed)
+    samples = net.parameters.sample(parsed.samples, parsed.seed) if random else given_samples(parsed)
+    values, seen = net(samples), net.validation
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for i in range(len(values)):
+            for k, label in enumerate(net.labels):
+                errors = {"validation_mean": float(seen.mean[k]), "validation_max": float(seen.max[k])}
+                yield {"sample": i, "output": label, "value": float(values[i, k]), **errors}
+
+    told = f"mean and largest error seen for {seen.samples} other random y, no bound"
+    show_rows(rows(), NET_COLUMNS, parsed.json, validation=told)
 
 
 def _show_groups(parsed: argparse.Namespace, surrogate: Any) -> None:

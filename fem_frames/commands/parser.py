@@ -16,6 +16,7 @@ from fem_frames.commands import (
     export_net,
     info,
     iterations,
+    learn_outputs,
     outputs,
     plot,
     problems,
@@ -30,7 +31,7 @@ from fem_frames.commands import (
 
 COMMANDS = (
     *(info, problems, export, reference, condition, iterations, rounding, quadrature, bench),
-    *(train, evaluate, query, outputs, plot, export_net, tables, report),
+    *(train, evaluate, query, outputs, learn_outputs, plot, export_net, tables, report),
 )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fem_frames.commands.output_options import COLUMNS, all_rows, declare_outputs, output_rows, outputs_of
 from fem_frames.commands.shared import (
     check_norm,
     declare,
@@ -17,7 +18,7 @@ from fem_frames.commands.shared import (
     declare_norm,
     declare_run,
     load_run,
-    parameters_of,
+    numbers_of,
     plain,
     show,
     show_rows,
@@ -35,20 +36,12 @@ def add(subparsers: Any) -> None:
         "Prints the surrogate's solution for one or several y, and a bound for its error. With --tol, multigrid or "
         "conjugate gradients improve the solution until the bound is small enough. The bound comes with its norm, and "
         "says whether the error is measured against the discrete or the exact solution; the relative bound is for the "
-        "error divided by the norm of that solution. Several y make a table; with --json a list `samples`.",
+        "error divided by the norm of that solution. Several y make a table; with --json a list `samples`. Outputs "
+        "that options name follow with bounds of their own; with --tol they are those of the improved solution.",
     )
     declare_run(parser)
     declare_device(parser)
-    parser.add_argument(
-        "--y",
-        action="append",
-        default=[],
-        metavar="Y1,Y2,…",
-        help="the parameters; if the first is negative: --y=-1,2; may be given several times",
-    )
-    parser.add_argument(
-        "--y-file", type=Path, metavar="FILE", help="samples from a .npy file, or a .csv file with one y per line"
-    )
+    declare_y(parser)
     parser.add_argument("--tol", type=float, metavar="T", help="improve until the error bound is below this")
     parser.add_argument(
         "--max-iterations",
@@ -69,28 +62,46 @@ def add(subparsers: Any) -> None:
     parser.add_argument(
         "--flux", action="store_true", help="also a_y ∇u on cells, unless the flux is a field of the formulation"
     )
+    declare_outputs(parser)
+
+
+def declare_y(parser: argparse.ArgumentParser) -> None:
+    """Declares the options that give samples."""
+    parser.add_argument(
+        "--y",
+        action="append",
+        default=[],
+        metavar="Y1,Y2,…",
+        help="the parameters; if the first is negative: --y=-1,2; may be given several times",
+    )
+    parser.add_argument(
+        "--y-file", type=Path, metavar="FILE", help="samples from a .npy file, or a .csv file with one y per line"
+    )
 
 
 def run(parsed: argparse.Namespace) -> None:
-    y = given_samples(parsed)
+    y, outputs = given_samples(parsed), outputs_of(parsed)
     surrogate = load_run(parsed)
     _check_files(parsed, surrogate, len(y))
     samples = surrogate.problem.check_parameters(y)
     check_norm(parsed, surrogate)
     if parsed.max_iterations < 1:
         raise ValueError(f"--max-iterations {parsed.max_iterations}: give at least one")
-    found, fields = _answers(parsed, surrogate, samples)
+    found, fields, asked = _answers(parsed, surrogate, samples, outputs)
     _write(parsed, surrogate, samples, fields)
     written = {"written": parsed.out, "drawn": parsed.plot}
     if len(samples) == 1:
         _show_one(parsed, surrogate, found[0], {name: values[0] for name, values in fields.items()}, written)
     else:
         _show_several(parsed, surrogate, samples, found, fields, written)
+    if asked is not None and not parsed.json:
+        print()
+        show_rows(all_rows(asked), COLUMNS, False, bound_of_outputs=asked.kind)
 
 
 def given_samples(parsed: argparse.Namespace) -> list[list[float]]:
     """The samples of --y, then those of --y-file."""
-    given = [parameters_of(text) for text in parsed.y]
+    given = [numbers_of(text, "--y") for text in parsed.y]
     if parsed.y_file is not None:
         given += read_samples(parsed.y_file)
     if not given:
@@ -138,9 +149,9 @@ def _check_files(parsed: argparse.Namespace, surrogate: Any, count: int) -> None
 
 
 def _answers(
-    parsed: argparse.Namespace, surrogate: Any, samples: Floats
-) -> tuple[list[dict[str, Any]], dict[str, Floats]]:
-    """Bounds, loss and number of iterations for each y, and the values of each field at points or on cells."""
+    parsed: argparse.Namespace, surrogate: Any, samples: Floats, outputs: list[Any]
+) -> tuple[list[dict[str, Any]], dict[str, Floats], Any]:
+    """Bounds, loss, iterations and outputs for each y; values of fields at points or on cells; all outputs."""
     import torch
 
     from fem_frames.frame.level_matrices import values_of
@@ -151,6 +162,7 @@ def _answers(
         values, w = surrogate(samples), surrogate.coefficients(samples)
         bounds = surrogate.certify(samples, parsed.norm)
         bound, iterations, loss = bounds.value, [0] * len(samples), surrogate.loss(samples)
+        asked = surrogate.output(samples, outputs, parsed.adjoint) if outputs else None
     else:
         try:
             bounds = surrogate.improve(samples, parsed.tol, parsed.max_iterations, parsed.norm)
@@ -159,6 +171,7 @@ def _answers(
             raise ValueError(f"--tol {parsed.tol:g}: {why}") from error
         values, w, bound, iterations = bounds.values, bounds.w, bounds.error_bound, bounds.iterations.tolist()
         loss = surrogate.formulation.loss(w, torch.as_tensor(samples).to(w.device))
+        asked = bounds.output(outputs, parsed.adjoint) if outputs else None
     fields = values_of(surrogate.arrays, as_arrays(values))
     if parsed.flux and not has_flux(surrogate.arrays):
         flux = surrogate.formulation.flux(w, torch.as_tensor(samples).to(w.device))
@@ -174,7 +187,10 @@ def _answers(
         }
         for i in range(len(samples))
     ]
-    return found, fields
+    if asked is not None:
+        for i, row in enumerate(found):
+            row |= {"outputs": [plain(one) for one in output_rows(asked, i)], "bound_of_outputs": asked.kind}
+    return found, fields, asked
 
 
 def _write(parsed: argparse.Namespace, surrogate: Any, samples: Floats, fields: Mapping[str, Floats]) -> None:

@@ -103,8 +103,8 @@ def declare_cells(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cells", default="*", metavar="PATTERN", help=text)
 
 
-def declare_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, metavar="RUN", help="folder written by `train`")
+def declare_run(parser: argparse.ArgumentParser, text: str = "folder written by `train`") -> None:
+    parser.add_argument("folder", type=Path, metavar="RUN", help=text)
     declare_problem_file(parser)
 
 
@@ -163,12 +163,12 @@ def load_run(parsed: argparse.Namespace) -> Any:
     return Surrogate.load(parsed.folder, recorded_problem(record, parsed.problem, options), device)
 
 
-def parameters_of(text: str) -> list[float]:
-    """Numbers from a comma-separated list."""
+def numbers_of(text: str, option: str) -> list[float]:
+    """Numbers from a comma-separated list that an option was given."""
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
-        raise ValueError(f"--y {text}: numbers with commas between them are expected, like 1,0.8,1.4") from None
+        raise ValueError(f"{option} {text}: numbers with commas between them are expected, like 1,0.8,1.4") from None
 
 
 def samples_of(parsed: argparse.Namespace, problem: Problem) -> Floats:
@@ -274,19 +274,22 @@ def show_rows(
     for row in rows:
         if not as_json and not found:  # an error in the first row comes before any heading
             for key, value in record.items():
-                print(f"{key.replace('_', ' ')}: {value}")
-            print("  ".join(f"{key.replace('_', ' '):>{_width(key)}}" for key in columns))
+                print(f"{key.replace('_', ' ')}: {f'{value:.4g}' if isinstance(value, float) else value}")
+            print("  ".join(f"{key.replace('_', ' '):>{_width(key, form)}}" for key, form in columns.items()))
         found.append(row)
         if not as_json:
             cells = ["-" if row[key] is None else format(row[key], form) for key, form in columns.items()]
-            print("  ".join(f"{cell:>{_width(key)}}" for key, cell in zip(columns, cells, strict=True)), flush=True)
+            widths = [_width(key, form) for key, form in columns.items()]
+            print("  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)), flush=True)
     if as_json:
         print(json.dumps({**record, "rows": [plain(row) for row in found]}, allow_nan=False))
     return found
 
 
-def _width(key: str) -> int:
-    return max(9, len(key))
+def _width(key: str, form: str) -> int:
+    """The width of a column: that of its heading, or the one that its format begins with."""
+    told = form.partition(".")[0].strip("<>sd")
+    return max(9, len(key), int(told) if told.isdigit() else 0)
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ from fem_frames.problem.callbacks import calling
 from fem_frames.problem.coefficients import HOW, Array, ByRegion, Coefficient, Tabulated
 from fem_frames.problem.curved import check_curved
 from fem_frames.problem.evaluation import PointData
-from fem_frames.problem.parameters import Gaussian, Uniform, numbers, whole_number
+from fem_frames.problem.parameters import Gaussian, Uniform, check_samples, whole_number
 
 if TYPE_CHECKING:
     from fem_frames.studies.overview import ProblemOverview
@@ -134,30 +134,7 @@ class Problem:
 
     def check_parameters(self, y: npt.ArrayLike) -> Floats:
         """y as (B, p) in float64, or a ValueError that says what is wrong with it."""
-        if np.iscomplexobj(y):
-            raise ValueError("y is complex; real numbers are expected")
-        try:
-            checked = np.asarray(y, np.float64)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"y must be an array of numbers: {error}") from error
-        if checked.ndim == 1:
-            checked = checked[None]
-        p = self.parameters.dimension
-        if checked.ndim != 2 or checked.shape[1] != p:
-            raise ValueError(
-                f"y has shape {np.shape(y)}, but {self.name} has p = {p} parameters: pass (B, {p}) or ({p},)"
-            )
-        if len(checked) == 0:
-            raise ValueError("y is empty: pass at least one sample")
-        if not np.isfinite(checked).all():
-            raise ValueError(f"y of sample {int(np.argwhere(~np.isfinite(checked))[0, 0])} is not finite")
-        outside = np.flatnonzero(self.parameters.outside(checked))
-        if len(outside):
-            raise ValueError(
-                f"y of sample {outside[0]} = {numbers(checked[outside[0]])} is outside the parameters "
-                f"{self.parameters} of {self.name}"
-            )
-        return checked
+        return check_samples(y, self.parameters, self.name)
 
     def tabulate(self, points: Floats, regions: Ints) -> tuple[npt.NDArray, ...]:
         """The coefficient's tables at points (K, Q, d), after a trial with two y that detects values of wrong shape."""

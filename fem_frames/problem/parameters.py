@@ -100,6 +100,30 @@ def _check_count(count: int, dimension: int) -> None:
     check_memory(f"{count} samples of {dimension} parameters", 8.0 * count * dimension, "use fewer samples")
 
 
+def check_samples(y: npt.ArrayLike, parameters: Uniform | Gaussian, name: str) -> Floats:
+    """y as (B, p) in float64, or a ValueError that says what is wrong with it; `name` is what has the parameters."""
+    if np.iscomplexobj(y):
+        raise ValueError("y is complex; real numbers are expected")
+    try:
+        checked = np.asarray(y, np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"y must be an array of numbers: {error}") from error
+    if checked.ndim == 1:
+        checked = checked[None]
+    p = parameters.dimension
+    if checked.ndim != 2 or checked.shape[1] != p:
+        raise ValueError(f"y has shape {np.shape(y)}, but {name} has p = {p} parameters: pass (B, {p}) or ({p},)")
+    if len(checked) == 0:
+        raise ValueError("y is empty: pass at least one sample")
+    if not np.isfinite(checked).all():
+        raise ValueError(f"y of sample {int(np.argwhere(~np.isfinite(checked))[0, 0])} is not finite")
+    outside = np.flatnonzero(parameters.outside(checked))
+    if len(outside):
+        first = numbers(checked[outside[0]])
+        raise ValueError(f"y of sample {outside[0]} = {first} is outside the parameters {parameters} of {name}")
+    return checked
+
+
 def numbers(values: npt.ArrayLike) -> str:
     """A point or a parameter vector as text for messages."""
     return "(" + ", ".join(f"{value:.6g}" for value in np.ravel(values)) + ")"

@@ -6,16 +6,16 @@ B samples, p parameters, S snapshots, n modes, N free nodal values, P polynomial
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from math import comb
 
 import numpy as np
 import torch
 from numpy.polynomial.legendre import legvander
-from torch import Tensor, nn
+from torch import Tensor
 
 from fem_frames.mesh.geometry import Floats, Ints
 from fem_frames.problem.definition import Problem, Uniform, whole_number
+from training.dense_net import dense_net, fit_by_adam
 from training.rivals.reduced_bases import PodSpace, Rival, Snapshots
 
 
@@ -96,7 +96,7 @@ class PodNet(Regression):
         super().__init__(problem, space, snapshots)
         sizes = (problem.parameters.dimension, *widths, space.size)
         self.name = f"POD and net {'-'.join(map(str, sizes))}"
-        self.net = _dense_net(sizes, seed)
+        self.net = dense_net(sizes, seed)
         targets = space.coefficients(snapshots.values)  # (S, n)
         # One scale for all modes, so that small ones count no more than they do in the solution.
         self._centre, self._scale = targets.mean(0), targets.var(0).sum().sqrt()
@@ -111,8 +111,6 @@ class PodNet(Regression):
 
     def _fit(self, y: Tensor, targets: Tensor, adam_steps: int, lbfgs_steps: int) -> None:
         weights = list(self.net.parameters())
-        adam = torch.optim.Adam(weights, lr=5e-3)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, max(adam_steps, 1), eta_min=5e-5)
         lbfgs = torch.optim.LBFGS(
             weights,
             max_iter=lbfgs_steps,
@@ -123,21 +121,14 @@ class PodNet(Regression):
             line_search_fn="strong_wolfe",
         )
 
-        def loss() -> Tensor:
+        def loss(step: int = 0) -> Tensor:
+            return (self.net(y) - targets).square().sum(1).mean()
+
+        def evaluation() -> Tensor:
             self.net.zero_grad()
-            value = (self.net(y) - targets).square().sum(1).mean()
+            value = loss()
             value.backward()
             return value.detach()
 
-        for _ in range(adam_steps):
-            loss()
-            adam.step()
-            schedule.step()
-        lbfgs.step(loss)
-
-
-def _dense_net(sizes: Sequence[int], seed: int) -> nn.Sequential:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        linear = [nn.Linear(a, b) for a, b in pairwise(sizes)]
-    return nn.Sequential(linear[0], *(layer for own in linear[1:] for layer in (nn.SiLU(), own)))
+        fit_by_adam(self.net, loss, adam_steps, (5e-3, 5e-5))
+        lbfgs.step(evaluation)
