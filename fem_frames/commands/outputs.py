@@ -7,9 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from fem_frames.commands.query import given_samples
-from fem_frames.commands.shared import declare, declare_run, declare_samples, load_run, parameters_of, show_rows
+from fem_frames.commands.shared import (
+    declare,
+    declare_run,
+    declare_samples,
+    load_run,
+    parameters_of,
+    progress_bar,
+    show_rows,
+)
 
 COLUMNS = {"sample": "d", "output": "s", "value": ".8g", "error_bound": ".2e"}
+CHECKED = {"quantity": "s", "bound": "s", "violations": "d", "least": ".3g", "median": ".3g", "most": ".3g"}
 
 
 def add(subparsers: Any) -> None:
@@ -18,7 +27,8 @@ def add(subparsers: Any) -> None:
         "outputs",
         run,
         "Values at points, means over regions and fluxes through parts of the boundary, each with a bound for its "
-        "error against the discrete solution. Without outputs: the regions and boundary groups that there are.",
+        "error against the discrete solution. Without outputs: the regions and boundary groups that there are. With "
+        "--check: bounds divided by true errors.",
     )
     declare_run(parser)
     parser.add_argument("--y", action="append", default=[], metavar="Y1,Y2,…", help="parameters; may be repeated")
@@ -27,6 +37,12 @@ def add(subparsers: Any) -> None:
     declare_outputs(parser)
     parser.add_argument(
         "--adjoint", action="store_true", help="correct the outputs by adjoint solves, which sharpens the bounds"
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="solve for the samples by PETSc too; show violations of the bounds (there must be none) and the least, "
+        "median and largest bound divided by its error, for u and all outputs, with and without adjoint solves",
     )
 
 
@@ -58,13 +74,16 @@ def _group(text: str) -> int | str:
 def run(parsed: argparse.Namespace) -> None:
     outputs = outputs_of(parsed)
     surrogate = load_run(parsed)
-    if not outputs:
+    if not outputs and not parsed.check:
         _show_groups(parsed, surrogate)
         return
     if parsed.samples > 0 and not parsed.y and parsed.y_file is None:
         samples = surrogate.problem.parameters.sample(parsed.samples, parsed.seed)
     else:
         samples = given_samples(parsed)
+    if parsed.check:
+        _show_checked(parsed, surrogate, surrogate.problem.check_parameters(samples), outputs)
+        return
     found = surrogate.output(samples, outputs, parsed.adjoint)
     rows = (
         {
@@ -77,6 +96,14 @@ def run(parsed: argparse.Namespace) -> None:
         for k, label in enumerate(found.labels)
     )
     show_rows(rows, COLUMNS, parsed.json, bound=found.kind)
+
+
+def _show_checked(parsed: argparse.Namespace, surrogate: Any, samples: Any, outputs: list[Any]) -> None:
+    from training.bound_checks import bound_rows
+
+    with progress_bar("solutions by PETSc", wanted=True) as progress:
+        rows = list(bound_rows(surrogate, samples, outputs, progress))
+    show_rows(rows, CHECKED, parsed.json, samples=len(samples), against="PETSc, LU")
 
 
 def _show_groups(parsed: argparse.Namespace, surrogate: Any) -> None:
