@@ -18,7 +18,7 @@ from fem_frames.commands.shared import (
 )
 
 COLUMNS = {"sample": "d", "output": "s", "value": ".8g", "error_bound": ".2e"}
-CHECKED = {"quantity": "s", "bound": "s", "violations": "d", "least": ".3g", "median": ".3g", "most": ".3g"}
+CHECKED = {"bound": "s", "violations": "d", "least": ".3g", "median": ".3g", "most": ".3g", "quantity": "s"}
 
 
 def add(subparsers: Any) -> None:
