@@ -40,7 +40,7 @@ from nets.multigrid import MultigridNet
 from training.answers import as_arrays, has_flux, summary, values_at
 from training.description import NetDescription
 from training.output import check_format, export_net, make_function, write_series
-from training.outputs import Outputs, differentiable_output
+from training.outputs import Outputs, as_directions, differentiable_output, output_tangent
 from training.own import OwnModule, OwnPartError, OwnParts
 from training.saved_problem import check_saved, fingerprint, problem_content, saved_problem
 from training.tensor_files import load_tensors, save_tensors
@@ -156,6 +156,10 @@ class Surrogate:
         self._checked(y)  # raises if y is wrong
         return differentiable_output(self, y, outputs)
 
+    def output_tangent(self, y: npt.ArrayLike | Tensor, v: npt.ArrayLike | Tensor, outputs: Outputs) -> Tensor:
+        """(B, s) derivatives of the outputs in directions v (B, p) or (p,), by one tangent solve for a solver."""
+        return output_tangent(self, self._samples(y), as_directions(v, self._samples(y)), outputs)
+
     def improve(
         self, y: npt.ArrayLike | Tensor, tol: float, max_iterations: int = 1000, norm: str | None = None
     ) -> Improved:
@@ -167,8 +171,7 @@ class Surrogate:
         if not isinstance(tol, numbers.Real) or not 0 < tol < float("inf"):
             raise ValueError(f"tol is {tol!r}; a positive bound for the error is expected")
         max_iterations = whole_number(max_iterations, "max_iterations")
-        exact, samples = self.formulation, self._exact_samples(y)
-        start = self.coefficients(y)
+        exact, samples, start = self.formulation, self._exact_samples(y), self.coefficients(y)
 
         def good(correction: Tensor) -> Tensor:
             with unchecked():  # data are checked below: iterations wait for the device only to know when to stop
