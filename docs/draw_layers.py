@@ -41,6 +41,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "training.run": ("training.run",),
     "training.rivals, benchmark": ("training.rivals", "training.benchmark", "training.query_benchmark"),
     "training.experiments": ("training.experiments",),
+    "training.service": ("training.service",),
     "commands": ("fem_frames.commands",),
 }
 

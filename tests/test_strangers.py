@@ -83,6 +83,7 @@ COMMANDS = [
     ["evaluate", "run", "--samples", "2"],
     ["query", "run", "--y", "1,1,1,1"],
     ["outputs", "run", "--y", "1,1,1,1", "--point", "0.5"],
+    ["serve", "run", "--port", "0"],
     ["query", "run", "--y", "1,1,1,1", "--out", "u.vtu", "--plot", "u.png"],
     ["plot", "run", "--out", "runs.png"],
     ["plot", "run", "--samples", "0", "--out", "curves.png"],

@@ -6,7 +6,7 @@ B samples, s outputs, p parameters, Nhat frame coefficients.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -72,8 +72,8 @@ def coefficient_tangent(surrogate: Surrogate, y: Tensor, v: Tensor) -> tuple[Ten
         device = surrogate.formulation.frame.device
         exact, direction = (x.to(device, torch.float64) for x in (y, v))
         return tangent_solve(surrogate.formulation, exact, direction, TOL, surrogate.coefficients(y))
-    w, dw = torch.func.jvp(lambda at: _through_net(surrogate, at), (y,), (v,))
-    return w, dw
+    found: Any = torch.func.jvp(lambda at: _through_net(surrogate, at), (y,), (v,))
+    return found[0], found[1]
 
 
 def _through_net(surrogate: Surrogate, y: Tensor) -> Tensor:

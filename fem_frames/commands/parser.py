@@ -24,13 +24,14 @@ from fem_frames.commands import (
     reference,
     report,
     rounding,
+    serve,
     tables,
     train,
 )
 
 COMMANDS = (
     *(info, problems, export, reference, condition, iterations, rounding, quadrature, bench),
-    *(train, evaluate, query, outputs, plot, export_net, tables, report),
+    *(train, evaluate, query, outputs, serve, plot, export_net, tables, report),
 )
 
 
