@@ -31,7 +31,7 @@ from training.service.requests import (
 
 PROTOCOL = 1.0
 DIGITS = 64  # bytes that a number takes in a request, at most
-PATIENCE = 5.0  # seconds that connections get when the service ends
+PATIENCE = 1.0  # seconds for replies that are being sent when the service ends
 
 
 def serve(
