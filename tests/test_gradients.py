@@ -82,6 +82,9 @@ def test_tangents_agree_with_central_differences_and_with_the_adjoint(name):
     goal = outputs.values(differentiable_solve(made, free, 1e-12), free) @ weights
     (gradient,) = torch.autograd.grad(goal.sum(), free)
     torch.testing.assert_close(found @ weights, (gradient * v).sum(1), rtol=0, atol=1e-9 * size)
+    p = y.shape[1]
+    columns = tangent_solve(made, y[:1].expand(p, -1), torch.eye(p, dtype=torch.float64), 1e-12)[1]
+    torch.testing.assert_close(v[0] @ columns, dw[0], rtol=0, atol=1e-9 * float(dw.abs().max()))
     again = tangent_solve(made, y, v, 1e-12, w)[1]  # coefficients that are known save the solve, and change nothing
     torch.testing.assert_close(again, dw, rtol=0, atol=1e-9 * float(dw.abs().max()))
 
@@ -121,5 +124,7 @@ def test_tangents_of_surrogates_agree_with_differences_and_gradients(name, tmp_p
         step = 1e-5
         low, high = (surrogate.output(at, outputs).values for at in (y - step * v, y + step * v))
         torch.testing.assert_close(found, (high - low) / (2 * step), rtol=1e-6, atol=1e-6)
+    every = surrogate.output_tangent(y[:1].expand(6, -1), torch.eye(6), outputs)  # the Jacobian matrix at once
+    torch.testing.assert_close(v[0] @ every, found[0], rtol=1e-7, atol=1e-8)
     with pytest.raises(ValueError, match="directions v have shape"):
         surrogate.output_tangent(y, v[:, 1:], outputs)

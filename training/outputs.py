@@ -40,7 +40,7 @@ def output_tangent(surrogate: Surrogate, y: Tensor, v: Tensor, outputs: Outputs)
     formulation = surrogate.formulation
     made = outputs.on(formulation) if isinstance(outputs, OutputMap) else OutputMap(formulation, outputs)
     w, dw = coefficient_tangent(surrogate, y, v)
-    y, v = (x.to(formulation.frame.device, torch.float64) for x in (y, v))
+    y, v = (x.to(formulation.frame.device, torch.float64).contiguous() for x in (y, v))
     found: Tensor = torch.func.jvp(made.values, (w, y), (dw, v))[1]
     return found
 
@@ -72,7 +72,7 @@ def coefficient_tangent(surrogate: Surrogate, y: Tensor, v: Tensor) -> tuple[Ten
         device = surrogate.formulation.frame.device
         exact, direction = (x.to(device, torch.float64) for x in (y, v))
         return tangent_solve(surrogate.formulation, exact, direction, TOL, surrogate.coefficients(y))
-    found: Any = torch.func.jvp(lambda at: _through_net(surrogate, at), (y,), (v,))
+    found: Any = torch.func.jvp(lambda at: _through_net(surrogate, at), (y.contiguous(),), (v.contiguous(),))
     return found[0], found[1]
 
 

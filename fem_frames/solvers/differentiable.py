@@ -69,7 +69,7 @@ def tangent_solve(
     differentiable are as in `differentiable_solve`. See docs/queries.md.
     """
     _check_precision(formulation)
-    y = formulation.check_parameters(y)
+    y = formulation.check_parameters(y).contiguous()  # forward mode refuses tensors that are expanded
     v = v if v.ndim == 2 else v[None]
     if v.shape != y.shape or not v.is_floating_point() or not bool(torch.isfinite(v).all()):
         raise ValueError(
@@ -78,7 +78,7 @@ def tangent_solve(
         )
     if w is None:
         w = solve(formulation, y, tol, refine=None).w
-    change = torch.func.jvp(lambda at: formulation.residual(w, at), (y,), (v.to(y),))[1]
+    change = torch.func.jvp(lambda at: formulation.residual(w, at), (y,), (v.to(y).contiguous(),))[1]
     return w, -solve_linear(formulation, y, change, tol).w.to(w)
 
 
