@@ -256,9 +256,9 @@ def test_clients_that_disconnect_leave_the_service_alive(service):
 
 
 def until_logged(service, before):
-    """Waits until the service has answered a batch since then, for ten seconds at most."""
+    """Waits until the service has answered a batch since then, for 30 seconds at most."""
     tick = threading.Event()
-    for _ in range(200):
+    for _ in range(600):
         if len(service.log) > before:
             return
         tick.wait(0.05)
@@ -276,7 +276,7 @@ def test_a_signal_ends_it_also_while_clients_ask(run):
                 for _ in range(500):
                     reply = requests.post(f"{started.url}/Evaluate", json=body(config={"tol": 1e-8}), timeout=60)
                     seen.append(reply.status_code)
-            except requests.ConnectionError:
+            except requests.RequestException:
                 seen.append(None)
 
         threads = [threading.Thread(target=ask) for _ in range(4)]

@@ -114,4 +114,7 @@ def test_what_the_protocol_has_beyond_is_answered_with_its_errors(service):
         raw.sendall(b"\x00\x01 this is no HTTP\r\n\r\n")
         assert raw.recv(100).startswith(b"HTTP/1.")
     assert post(service, EVALUATE, body(config=None))[0] == 200
+    shared = umbridge.HTTPModel(service.url, "forward", use_shmem=True)  # there is none, and the client goes on by HTTP
+    assert not shared.supports_shmem()
+    assert shared([GOOD]) == client([GOOD])
     assert "Traceback" not in service.log
