@@ -34,6 +34,7 @@ demo: $(ready)
 	$(bin)/python demos/demo_own_net.py
 	$(bin)/python demos/demo_own_equation.py
 	$(bin)/python demos/demo_plate.py
+	$(bin)/python demos/demo_inverse.py
 
 test: test-serial test-mpi
 

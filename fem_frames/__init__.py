@@ -20,6 +20,7 @@ _HOMES = {
     "OutputValues": "solvers.output_bounds",
     "certify_outputs": "solvers.output_bounds",
     "differentiable_solve": "solvers.differentiable",
+    "tangent_solve": "solvers.differentiable",
     "solve_linear": "solvers.solution",
     "ErrorBound": "solvers.bounds",
     "certify": "solvers.bounds",
@@ -115,7 +116,7 @@ if TYPE_CHECKING:
     from fem_frames.solvers.bounds import ErrorBound, certify, error_bound
     from fem_frames.solvers.conjugate_gradients import conjugate_gradients
     from fem_frames.solvers.cycle_plans import Cycle
-    from fem_frames.solvers.differentiable import differentiable_solve
+    from fem_frames.solvers.differentiable import differentiable_solve, tangent_solve
     from fem_frames.solvers.friedrichs import friedrichs_constant
     from fem_frames.solvers.multigrid import Multigrid
     from fem_frames.solvers.output_bounds import OutputValues, certify_outputs
@@ -191,6 +192,7 @@ if TYPE_CHECKING:
         "solve",
         "solve_linear",
         "solve_reference",
+        "tangent_solve",
     ]
 else:  # type checkers would take it to mean that there is every name
 

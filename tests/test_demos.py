@@ -106,6 +106,20 @@ def test_demo_any_mesh(tmp_path):
 
 
 @pytest.mark.serial
+@pytest.mark.parametrize("options", [(), ("--service",)], ids=["direct", "service"])
+def test_demo_inverse(tmp_path, options):
+    """A short chain: it says that it is too short to tell how many of its states are independent."""
+    for name in ("emcee", "umbridge", "aiohttp"):
+        pytest.importorskip(name)
+    small = ["--levels", 4, "--epochs", 60, "--noise", 0.002, "--walkers", 24, "--steps", 30]
+    said = run(AS_SCRIPT, "demos/demo_inverse.py", "--out", tmp_path, *small, *options)
+    assert "too few steps to say how many are independent" in said
+    assert "independent ones" not in said
+    assert ("the service answered" in said) == bool(options)
+    assert is_picture(tmp_path / "inverse.png")
+
+
+@pytest.mark.serial
 def test_demo_own_net(tmp_path):
     assert len((ROOT / "demos/demo_own_net.py").read_text().splitlines()) <= 30
     assert "energy error at most" in run(AS_SCRIPT, "demos/demo_own_net.py", "--out", tmp_path)

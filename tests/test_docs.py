@@ -1,9 +1,10 @@
 """The README and the pages under docs/ are right: their examples run, their options exist, their links lead somewhere.
 
 Started as a program with the name of a page, this file runs that page in the working directory: its blocks of Python in
-one namespace and, between them, its command lines.
+one namespace and, between them, its command lines; services run until the end of the page.
 """
 
+import contextlib
 import importlib
 import inspect
 import os
@@ -75,8 +76,15 @@ def has_examples(page):
 def run_page(page):
     clean = dict(os.environ)  # before MPI starts here: an mpirun that inherits what it adds refuses to start
     namespace = {"__name__": "page"}
+    with contextlib.ExitStack() as services:
+        run_blocks(page, clean, namespace, services)
+
+
+def run_blocks(page, clean, namespace, services):
+    url = "http://127.0.0.1:4242"  # of a service on the page, whose port may be in use here
     for language, text, line in blocks(page):
         if language == "python":
+            text = text.replace("http://127.0.0.1:4242", url)
             file = re.match(r"# (\w+\.py)\n", text)
             if file:  # the content of a file, which the page goes on to use
                 Path(file[1]).write_text(text)
@@ -84,7 +92,11 @@ def run_page(page):
                 exec(compile("\n" * (line - 1) + text, str(page), "exec"), namespace)
         elif language == "sh" and page.name not in LONG:
             for words in commands(text):
-                if own_words(words) is not None:
+                if words[:2] == ["fem-frames", "serve"]:
+                    from services import Service
+
+                    url = services.enter_context(Service(*words[2:])).url
+                elif own_words(words) is not None:
                     run_command(words, clean)
 
 

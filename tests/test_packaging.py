@@ -130,7 +130,14 @@ def test_the_wheel_is_typed_and_says_its_licence(wheel):
     assert "Project-URL: Paper, https://arxiv.org/abs/2601.23185" in lines
     assert not [line for line in lines if "License ::" in line]
     extras = {line.split()[1] for line in lines if line.startswith("Provides-Extra")}
-    assert extras == {"gmsh", "plot", "tensorboard", "onnx"}  # what pip can install: FEniCSx is none of it
+    assert extras == {
+        "gmsh",
+        "plot",
+        "tensorboard",
+        "onnx",
+        "serve",
+        "inverse",
+    }  # what pip can install: FEniCSx is none of it
 
 
 def test_the_wheel_works_with_its_dependencies_only(environment, frame_file, tmp_path):

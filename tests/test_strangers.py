@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from frames import case
+from services import Service
 from strangers import TRACE, array_bytes, executed, header, leave_code, members, run_in, with_record, write_members
 
 from fem_frames import (
@@ -113,9 +114,18 @@ def test_no_command_executes_code_that_a_file_names(place, command):
 def test_every_command_is_among_them():
 
     named = {module.__name__.rpartition(".")[2].replace("_", "-") for module in parser.COMMANDS}
-    assert named - {c[0] for c in COMMANDS} == {"export", "reference", "quadrature"}, (
-        "those three read no file but the user's own problem"
+    assert named - {c[0] for c in COMMANDS} == {"export", "reference", "quadrature", "serve"}, (
+        "the first three read no file but the user's own problem; serve, which does not end, is tested below"
     )
+
+
+def test_the_service_executes_no_code_that_a_file_names(place):
+    pytest.importorskip("aiohttp")
+    with Service(place / "run", cwd=place) as started:
+        assert started.record["parameters"] == 4
+        assert started.end() == 0
+        assert "Traceback" not in started.log
+    assert not executed(place)
 
 
 def test_a_run_goes_on_with_the_problem_that_its_owner_names(tmp_path):

@@ -37,7 +37,7 @@ from training.answers import as_arrays, has_flux, summary, values_at
 from training.description import NetDescription
 from training.improvement import Improved, improved
 from training.output import check_format, export_net, make_function, write_series
-from training.outputs import Outputs, differentiable_output
+from training.outputs import Outputs, as_directions, differentiable_output, output_tangent
 from training.own import OwnModule, OwnPartError, OwnParts
 from training.saved_problem import check_saved, fingerprint, problem_content, saved_problem
 from training.tensor_files import load_tensors, save_tensors
@@ -139,6 +139,10 @@ class Surrogate:
         """(B, s) outputs of the net's solutions, with gradients in y."""
         self._checked(y)  # raises if y is wrong
         return differentiable_output(self, y, outputs)
+
+    def output_tangent(self, y: npt.ArrayLike | Tensor, v: npt.ArrayLike | Tensor, outputs: Outputs) -> Tensor:
+        """(B, s) derivatives of the outputs in directions v (B, p) or (p,), by one tangent solve for a solver."""
+        return output_tangent(self, self._samples(y), as_directions(v, self._samples(y)), outputs)
 
     def improve(
         self, y: npt.ArrayLike | Tensor, tol: float, max_iterations: int = 1000, norm: str | None = None

@@ -25,13 +25,14 @@ from fem_frames.commands import (
     reference,
     report,
     rounding,
+    serve,
     tables,
     train,
 )
 
 COMMANDS = (
     *(info, problems, export, reference, condition, iterations, rounding, quadrature, bench),
-    *(train, evaluate, query, outputs, learn_outputs, plot, export_net, tables, report),
+    *(train, evaluate, query, outputs, learn_outputs, serve, plot, export_net, tables, report),
 )
 
 

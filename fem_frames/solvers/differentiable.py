@@ -1,7 +1,8 @@
-"""Solutions that are differentiable in y: the backward pass is one adjoint solve, by implicit differentiation.
+"""Derivatives of solutions in y by implicit differentiation: one adjoint or one tangent solve.
 
-r(w, y) = DᵀC_yD w - load_y vanishes at the solution, so gᵀ ∂w/∂y = -λᵀ ∂r/∂y with DᵀC_yD λ = g. The matrix is symmetric
-and its kernel does not depend on y: the frame is redundant, but in the same way for every y.
+r(w, y) = DᵀC_yD w - load_y vanishes at the solution, so gᵀ ∂w/∂y = -λᵀ ∂r/∂y with DᵀC_yD λ = g, and the derivative dw
+in a direction v solves DᵀC_yD dw = -∂r/∂y v. The matrix is symmetric and its kernel does not depend on y: the frame is
+redundant, but in the same way for every y.
 
 B samples, Nhat frame coefficients.
 """
@@ -52,7 +53,35 @@ def differentiable_solve(formulation: Formulation, y: Tensor, tol: float = 1e-10
     `w` (B, Nhat) are coefficients that are known to be near the solution, such as a solver's answers; then there is no
     forward solve, and w gets the gradient of the solution. See docs/surrogates.md.
     """
-    if formulation.frame.dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"gradients need float32 or float64, the frame is in {formulation.frame.dtype}: convert it")
+    _check_precision(formulation)
     made: Tensor = _Solve.apply(formulation.check_parameters(y), formulation, tol, w)
     return made
+
+
+@torch.no_grad()
+def tangent_solve(
+    formulation: Formulation, y: Tensor, v: Tensor, tol: float = 1e-10, w: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """(B, Nhat) twice: frame coefficients of the discrete solutions, and their derivatives in directions v (B, p) of y.
+
+    One solve, and one more for the derivatives. The derivative of outputs q(w, y) is then
+    `torch.func.jvp(outputs.values, (w, y), (dw, v))[1]`, with the `OutputMap` outputs. `w` and what must be
+    differentiable are as in `differentiable_solve`. See docs/queries.md.
+    """
+    _check_precision(formulation)
+    y = formulation.check_parameters(y).contiguous()  # forward mode refuses tensors that are expanded
+    v = v if v.ndim == 2 else v[None]
+    if v.shape != y.shape or not v.is_floating_point() or not bool(torch.isfinite(v).all()):
+        raise ValueError(
+            f"directions v are {v.dtype} values of shape {tuple(v.shape)}; finite ones of shape {tuple(y.shape)}, one "
+            "direction per sample of y, are expected"
+        )
+    if w is None:
+        w = solve(formulation, y, tol, refine=None).w
+    change = torch.func.jvp(lambda at: formulation.residual(w, at), (y,), (v.to(y).contiguous(),))[1]
+    return w, -solve_linear(formulation, y, change, tol).w.to(w)
+
+
+def _check_precision(formulation: Formulation) -> None:
+    if formulation.frame.dtype not in (torch.float32, torch.float64):
+        raise ValueError(f"derivatives need float32 or float64, the frame is in {formulation.frame.dtype}: convert it")

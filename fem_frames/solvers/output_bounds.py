@@ -49,6 +49,11 @@ class OutputValues:
         return self.kind in (PLAIN, ADJOINT)
 
 
+def has_output_bounds(formulation: Formulation) -> bool:
+    """Whether the formulation has a bound in the energy norm against the discrete solution, which outputs need."""
+    return any((norm.name, norm.against) == ("energy", "discrete solution") for norm in formulation.norms)
+
+
 @torch.no_grad()
 def certify_outputs(
     formulation: Formulation,
@@ -69,7 +74,7 @@ def certify_outputs(
     y = formulation.check_parameters(y)
     w = (w if w.ndim == 2 else w[None]).expand(len(y), -1)
     values, B, s = made.values(w, y), len(y), len(made)
-    bounded = any((norm.name, norm.against) == ("energy", "discrete solution") for norm in formulation.norms)
+    bounded = has_output_bounds(formulation)
     if not bounded and not adjoint:
         return OutputValues(values, torch.full_like(values, torch.inf), made.labels, NONE.format(formulation.name))
     dual = made.functional(y).expand(B, -1, -1).flatten(0, 1)  # (B s, Nhat)
