@@ -132,7 +132,8 @@ def test_a_run_goes_on_where_another_device_stopped(tmp_path, frame_file):
 
 @pytest.mark.parametrize("precision", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_answers_and_bounds_on_a_device_are_those_of_the_cpu(kind, precision):
+def test_answers_and_bounds_on_a_device_are_those_of_the_cpu(kind, precision, monkeypatch):
+    monkeypatch.setenv("FEM_FRAMES_KERNELS", "torch")  # exact solutions leave rounding errors, which differ otherwise
     problem, arrays = case(kind)
     description = describe_net(small(problem="x", levels=1, precision=precision).resolved(), problem)
     y = problem.parameters.sample(3, 0)

@@ -22,9 +22,11 @@ from fem_frames.formulations.formulation import Formulation
 from fem_frames.formulations.registry import make_formulation
 from fem_frames.frame.arrays import FrameArrays
 from fem_frames.operators.frame import Frame
+from fem_frames.outputs import OutputMap, RegionMean
 from fem_frames.problem.definition import Problem
 from fem_frames.solvers.conjugate_gradients import conjugate_gradients
 from fem_frames.solvers.cycle_plans import Cycle
+from fem_frames.solvers.differentiable import differentiable_solve
 from fem_frames.solvers.multigrid import Multigrid
 from fem_frames.solvers.solution import solve
 from fem_frames.studies.levels import cached_frame
@@ -39,6 +41,7 @@ from training.references import has_petsc
 from training.samples import FreshSamples
 
 ERROR = 1e-3  # at which methods are compared
+GRADIENT_TOL = 1e-8
 CYCLES = ((1, 1), (2, 2), (3, 3))
 MOST_STEPS = 4
 Row = dict[str, Any]
@@ -53,6 +56,7 @@ def query_rows(queries: Queries, petsc: int = 4, learn: int = 400) -> Iterator[R
     yield from queries.multigrid()
     for steps in ((1, 1), (2, 1), (2, 2)) if learn else ():
         yield queries.learned(steps, learn)
+    yield from queries.gradients()
     yield queries.frame()
     if petsc and has_petsc():
         yield from queries.petsc(petsc)
@@ -89,6 +93,8 @@ def ratios(rows: Sequence[Row]) -> dict[str, float | None]:
         "frame / multigrid": ratio(fastest("frame"), fastest("multigrid")),
         "PETSc / multigrid": ratio(fastest("PETSc"), fastest("multigrid")),
     }
+    if "gradient" in by_kind:
+        found["output and gradient / output"] = by_kind["gradient"][0]["ms"] / by_kind["output"][0]["ms"]
     for row in by_kind.get("learned", ()):
         for name, key in (("", "ms"), (", solve alone", "solve_ms")):
             other = fastest("multigrid", row["error"], key)
@@ -200,6 +206,22 @@ class Queries:
             stepper(objective)
         weights.push()
         return net.eval()
+
+    def gradients(self) -> Iterator[Row]:
+        """The mean of u from solutions to a tolerance in float64, without and with its gradient in y."""
+        outputs, y = OutputMap(self.exact, RegionMean()), self.samples
+
+        def alone() -> Tensor:
+            return outputs.values(solve(self.exact, y, GRADIENT_TOL, refine=None).w, y)
+
+        @torch.enable_grad()
+        def differentiated() -> Tensor:
+            free = y.clone().requires_grad_()
+            values = outputs.values(differentiable_solve(self.exact, free, GRADIENT_TOL), free)
+            return torch.autograd.grad(values.sum(), free)[0]
+
+        yield self.row("output", f"output, solved to {GRADIENT_TOL:g}", self.time(alone))
+        yield self.row("gradient", "output and gradient", self.time(differentiated))
 
     def frame(self) -> Row:
         """Conjugate gradients in frame coordinates, with as many iterations as the error needs."""
