@@ -18,6 +18,7 @@ from walls import CONDITIONS, ROBIN, varying
 from fem_frames import OutputMap, PointValues, Pointwise, RegionMean, make_problem, solve, solve_reference
 from fem_frames.commands import main
 from fem_frames.studies.levels import cached_frame
+from fem_frames.studies.query_plots import plot_queries
 from nets.multigrid import DEPTHS, MultigridNet
 from training import Configuration, Surrogate, train
 from training.query_benchmark import Queries, query_rows, ratios
@@ -330,18 +331,31 @@ def test_rivals_of_another_problem_are_refused(trained):
         list(rival_rows(queries, 150, (1, 1), [trained]))
 
 
+def test_the_picture_of_queries_shows_the_fastest_multigrid_of_each_accuracy(tmp_path):
+    times_and_errors = ((1.0, 0.1), (2.0, 0.2), (3.0, 0.01), (3.5, 0.01), (4.0, 0.001))
+    rows = [{"kind": "multigrid", "method": "m", "ms": ms, "error": error} for ms, error in times_and_errors]
+    rows += [
+        {"kind": kind, "method": kind, "ms": 9.0, "error": 1e-4} for kind in ("learned", "rival", "frame", "PETSc")
+    ]
+    rows.append({"kind": "D", "method": "D", "ms": 0.1, "error": None})
+    figure = plot_queries(rows, tmp_path / "queries.png")
+    assert (tmp_path / "queries.png").stat().st_size > 10_000
+    assert figure.axes[0].lines[0].get_xydata().tolist() == [[1.0, 0.1], [3.0, 0.01], [4.0, 0.001]]
+
+
 def test_growth_of_queries_by_command(capsys):
     main(["bench", "--queries", "--growth", "3", "4", "--batch", "4", "--seconds", "0", "--json"])
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert [(row["levels"], row["unknowns"]) for row in rows] == [(3, 49), (4, 225)]
     assert rows[0]["over_first"] == 1.0
+    assert {row["method"] for row in rows} == {"multigrid (2, 2), 2 steps"}
     assert all(row["error"] <= 1e-3 for row in rows)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--growth", "3", "--levels", "3", "--problem", "disks"], "leave out --frame, --levels and --rivals"),
+        (["--growth", "3", "--levels", "3", "--problem", "disks"], "leave out --frame, --levels, --rivals and --plot"),
         (["--rivals", "7"], "at least 100 solves"),
         (["--run", "somewhere"], "--run goes with --rivals"),
         (["--learn", "-1"], "0 for no learned cycles"),

@@ -27,7 +27,7 @@ MODES = {"reduced basis": 160, "regression": 320}
 
 
 def rival_rows(
-    queries: Queries, solves: int = 8000, steps: tuple[int, int] = (600, 600), runs: Sequence[Path] = ()
+    queries: Queries, solves: int = 8000, steps: tuple[int, int] = (1000, 100), runs: Sequence[Path] = ()
 ) -> Iterator[Row]:
     """One row per rival: `ms` per sample, `error`, `solves` and `offline_s`, the time for snapshots and training.
 

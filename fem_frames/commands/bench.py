@@ -124,6 +124,7 @@ def add(subparsers: Any) -> None:
         metavar="J",
         help="with --queries: only the time per unknown of multigrid on these levels",
     )
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="with --queries: error over time (.png, .pdf, .svg)")
     parser.add_argument("--net", default="full", help="with --training: full, separate or separate-frame")
     parser.add_argument("--optimizer", default="adam", help="with --training: adam, sgd, soap, lbfgs or ngd")
     parser.add_argument("--batch", type=int, default=64, metavar="B", help="samples at a time; default: %(default)s")
@@ -147,6 +148,8 @@ def run(parsed: argparse.Namespace) -> None:
     check_device(parsed.device)
     if not 0 <= parsed.seconds < 3600:
         raise ValueError(f"--seconds is {parsed.seconds}; give 0 to 3600")
+    if parsed.plot is not None and not parsed.queries:
+        raise ValueError("--plot goes with --queries: leave it out")
     _check_cases(parsed)
     if parsed.frame is not None and parsed.problem is None and parsed.routes is None and not parsed.training:
         # The frame of a user's problem is measured without that problem, so the route that needs it is omitted.
@@ -167,6 +170,8 @@ def run(parsed: argparse.Namespace) -> None:
 
 
 def _run_queries(parsed: argparse.Namespace, record: dict[str, Any]) -> None:
+    from fem_frames.studies.plots import check_plot
+    from fem_frames.studies.query_plots import plot_queries
     from training.query_benchmark import ratios
     from training.rival_benchmark import error_ratios
 
@@ -183,8 +188,13 @@ def _run_queries(parsed: argparse.Namespace, record: dict[str, Any]) -> None:
             yield {name: row.get(name) for name in QUERY_COLUMNS} | row
         found.update(ratios(rows) | error_ratios(rows))
 
+    check_plot(parsed.plot)
     columns = {name: form for name, form in QUERY_COLUMNS.items() if parsed.rivals or name not in RIVAL_COLUMNS}
     show_rows(measured(), columns, parsed.json, **record, **({"ratios": found} if parsed.json else {}))
+    if parsed.plot is not None:
+        plot_queries(
+            rows, parsed.plot, f"{rows[0]['problem']}, {rows[0]['unknowns']} unknowns, {parsed.batch} at a time"
+        )
     if not parsed.json:
         print("\nRatios at an error of at most 1e-3, or at the error of the learned cycle:")
         for name, value in found.items():
@@ -200,8 +210,8 @@ def _check_queries(parsed: argparse.Namespace) -> None:
         raise ValueError(f"--rivals is {parsed.rivals}; give at least 100 solves, or 0 for no rivals")
     if parsed.runs and not parsed.rivals:
         raise ValueError("--run goes with --rivals: give the number of solves for the others too")
-    if parsed.growth is not None and (parsed.frame is not None or parsed.levels is not None or parsed.rivals):
-        raise ValueError("--growth makes frames for its own levels: leave out --frame, --levels and --rivals")
+    if parsed.growth is not None and any((parsed.frame, parsed.levels is not None, parsed.rivals, parsed.plot)):
+        raise ValueError("--growth makes frames for its own levels: leave out --frame, --levels, --rivals and --plot")
 
 
 def _query_rows(parsed: argparse.Namespace) -> Iterator[dict[str, Any]]:
