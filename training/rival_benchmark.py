@@ -21,17 +21,16 @@ from training.rivals.reduced_bases import PodSpace, Rival, Snapshots, full_syste
 from training.rivals.regression import PodNet, PolynomialChaos, affordable_degree
 from training.surrogate import Surrogate
 
+BATCH = 256  # of training a net for POD modes
 PIECE = 500  # snapshots solved at a time
 BASIS = 2000  # snapshots that POD modes are made of
 MODES = {"reduced basis": 160, "regression": 320}
 
 
-def rival_rows(
-    queries: Queries, solves: int = 8000, steps: tuple[int, int] = (1000, 100), runs: Sequence[Path] = ()
-) -> Iterator[Row]:
+def rival_rows(queries: Queries, solves: int = 20_000, steps: int = 20_000, runs: Sequence[Path] = ()) -> Iterator[Row]:
     """One row per rival: `ms` per sample, `error`, `solves` and `offline_s`, the time for snapshots and training.
 
-    `steps` of Adam and L-BFGS train the net for POD modes; `runs` are folders of surrogates of the same problem.
+    `steps` of Adam train the net for POD modes; `runs` are folders of surrogates of the same problem.
     """
     solves = whole_number(solves, "the number of solves", least=100)
     snapshots = _snapshots(queries, solves)
@@ -55,7 +54,8 @@ def rival_rows(
     begin = time.perf_counter()
     yield row(PolynomialChaos(queries.problem, many, snapshots, degree), snapshots, begin)
     begin = time.perf_counter()
-    yield row(PodNet(queries.problem, many, snapshots, (256, 256), steps), snapshots, begin)
+    net = PodNet(queries.problem, many, snapshots, (256, 256), (steps, 0), batch=min(BATCH, solves))
+    yield row(net, snapshots, begin)
     for folder in runs:
         yield _surrogate_row(queries, folder)
 

@@ -17,6 +17,7 @@ from fem_frames.formulations.formulation import ErrorNorm, Formulation
 from fem_frames.frame import level_matrices
 from fem_frames.frame.elements import P1
 from fem_frames.frame.fields import Field
+from fem_frames.frame.sparse import SparseMatrix
 from fem_frames.mesh.geometry import Floats
 from fem_frames.operators.cells import CellScalars, flat_first
 from fem_frames.operators.checking import is_plain, unseen
@@ -118,8 +119,12 @@ class Energy(Formulation):
     def functional(self, y: Tensor) -> Tensor:
         load = self._fixed
         if callable(self.problem.source):
-            local = torch.einsum("kql,kqb->klb", self._hats, self.source(y))
-            load = self._wide_localisation.T(flat_first(local, y if y.ndim == 2 else y[None])) + self._fixed
+            like = y if y.ndim == 2 else y[None]
+            if len(self.frame.arrays.rule_weights) == 1:
+                load = self._loads(flat_first(self.source(y), like)) + self._fixed
+            else:  # several points are summed within their cell first
+                local = torch.einsum("kql,kqb->klb", self._hats, self.source(y))
+                load = self._wide_localisation.T(flat_first(local, like)) + self._fixed
         if self.boundary is not None and self.boundary.loads:
             load = load + self.boundary.nodal_load(self.check_parameters(y).to(self.wide))
         return load
@@ -181,6 +186,17 @@ class Energy(Formulation):
         """(K, Q, L) values of the hats at the quadrature points, times the quadrature weights."""
         arrays = self.frame.arrays
         return self._as_data(np.einsum("k,q,ql->kql", arrays.volumes, arrays.rule_weights, arrays.rule_points))
+
+    @cached_property
+    def _loads(self) -> SparseOperator:
+        """(N, K) values of the source at the only quadrature point of each cell to the load on the free hats."""
+        arrays = self.frame.arrays
+        local = level_matrices.localisation_matrix(arrays)  # (K L, N), rows of given nodes are empty
+        corner = np.repeat(np.arange(len(local.starts) - 1), np.diff(local.starts))
+        K, L = arrays.levels[-1].cells.shape
+        hats = (arrays.volumes[:, None] * arrays.rule_weights * arrays.rule_points).reshape(-1)  # (K L,)
+        matrix = SparseMatrix.from_entries(local.columns, corner // L, hats[corner], (local.shape[1], K))
+        return SparseOperator(matrix, self.wide, self.frame.device)
 
     @cached_property
     def _weighted_lift(self) -> Tensor:

@@ -86,6 +86,8 @@ def _processor() -> str:
 
 def _cache() -> Path | None:
     """The user's folder for libraries, which nobody else may write to; None if there cannot be one."""
+    if not hasattr(os, "getuid"):  # no owners of files
+        return None
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(base) / "fem-frames"
     try:

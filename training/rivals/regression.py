@@ -81,7 +81,10 @@ def affordable_degree(p: int, solves: int, surplus: float = 3.0) -> int:
 
 
 class PodNet(Regression):
-    """A net p - widths - n with SiLU, fitted by Adam and then L-BFGS with all snapshots in every step."""
+    """A net p - widths - n with SiLU, fitted by Adam and then L-BFGS with all snapshots in every step.
+
+    With `batch`, steps of Adam use so many random snapshots each, which suits large sets.
+    """
 
     def __init__(
         self,
@@ -91,6 +94,7 @@ class PodNet(Regression):
         widths: Sequence[int] = (64, 64),
         steps: tuple[int, int] = (1000, 3000),
         seed: int = 0,
+        batch: int | None = None,
     ) -> None:
         """`steps` of Adam and of L-BFGS."""
         super().__init__(problem, space, snapshots)
@@ -100,7 +104,8 @@ class PodNet(Regression):
         targets = space.coefficients(snapshots.values)  # (S, n)
         # One scale for all modes, so that small ones count no more than they do in the solution.
         self._centre, self._scale = targets.mean(0), targets.var(0).sum().sqrt()
-        self._fit(self._inputs(snapshots.y), ((targets - self._centre) / self._scale).float(), *steps)
+        random = None if batch is None else torch.randint(self.solves, (steps[0], batch), generator=_seeded(seed))
+        self._fit(self._inputs(snapshots.y), ((targets - self._centre) / self._scale).float(), *steps, random)
 
     @torch.no_grad()
     def values(self, y: Floats) -> Tensor:
@@ -109,7 +114,8 @@ class PodNet(Regression):
     def _inputs(self, y: Floats) -> Tensor:
         return torch.as_tensor(self.mapped(y)).float()
 
-    def _fit(self, y: Tensor, targets: Tensor, adam_steps: int, lbfgs_steps: int) -> None:
+    def _fit(self, y: Tensor, targets: Tensor, adam_steps: int, lbfgs_steps: int, random: Tensor | None) -> None:
+        """`random` (adam_steps, batch) are the snapshots of each step of Adam; None: all of them."""
         weights = list(self.net.parameters())
         lbfgs = torch.optim.LBFGS(
             weights,
@@ -121,8 +127,9 @@ class PodNet(Regression):
             line_search_fn="strong_wolfe",
         )
 
-        def loss(step: int = 0) -> Tensor:
-            return (self.net(y) - targets).square().sum(1).mean()
+        def loss(step: int | None = None) -> Tensor:
+            some = slice(None) if step is None or random is None else random[step]
+            return (self.net(y[some]) - targets[some]).square().sum(1).mean()
 
         def evaluation() -> Tensor:
             self.net.zero_grad()
@@ -131,4 +138,9 @@ class PodNet(Regression):
             return value.detach()
 
         fit_by_adam(self.net, loss, adam_steps, (5e-3, 5e-5))
-        lbfgs.step(evaluation)
+        if lbfgs_steps:
+            lbfgs.step(evaluation)
+
+
+def _seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
