@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fem_frames.formulations.formulation import Formulation
 from fem_frames.formulations.registry import make_formulation
 from fem_frames.frame.arrays import FrameArrays
 from fem_frames.operators.frame import Frame
@@ -27,7 +26,7 @@ from fem_frames.problem.definition import Problem
 from fem_frames.solvers.conjugate_gradients import conjugate_gradients
 from fem_frames.solvers.cycle_plans import Cycle
 from fem_frames.solvers.differentiable import differentiable_solve
-from fem_frames.solvers.multigrid import Multigrid
+from fem_frames.solvers.multigrid import Multigrid, matrix_data
 from fem_frames.solvers.solution import solve
 from fem_frames.studies.levels import cached_frame
 from nets.multigrid import MultigridNet
@@ -157,7 +156,9 @@ class Queries:
         """D, the coefficient with the load, and the set-up of multigrid."""
         yield self.row("D", "D forward and backward", self.D_ms)
         F, multigrid = self.formulation, Multigrid(self.formulation)
-        yield self.row("data", "coefficient and load", self.time(lambda: (_data(F, self.y), F.nodal_load(self.y))))
+        yield self.row(
+            "data", "coefficient and load", self.time(lambda: (matrix_data(F, self.y), F.nodal_load(self.y)))
+        )
         set_up = self.time(lambda: (multigrid.at(self.y), F.nodal_load(self.y)))
         yield self.row("data", "coefficient, load, set-up", set_up)
 
@@ -262,8 +263,3 @@ class Queries:
                     label = f"PETSc {name}" + (f" {options['pc_type']}, rtol {tol:g}" if options else "")
                     yield self.row("PETSc", label, min(times), error)
                     break
-
-
-def _data(formulation: Formulation, y: Tensor) -> Tensor:
-    """The data of the matrices: one number per cell, or local matrices."""
-    return formulation.cell_diffusion(y) if formulation.is_diffusion else formulation.local_matrices(y)

@@ -92,6 +92,15 @@ class BoundaryTerms:
             tests.append((low > 0) & (high < torch.inf))
         return k
 
+    @property
+    def robin_nodes(self) -> Ints:
+        """(F of Robin conditions, d) the points of their facets."""
+        return self._facets.facets[self._facets.robin]
+
+    def robin_masses(self, y: Tensor) -> Tensor:
+        """(F of Robin conditions, d, d, B) integrals of k times two hats."""
+        return self._facets.masses(y, is_plain(y)).permute(1, 2, 3, 0)
+
     def added_to(self, blocks: Tensor, y: Tensor) -> Tensor:
         """(K, m, m, B) blocks plus those of the Robin conditions; the states begin with value and gradient of u."""
         cells, table, basis = self._robin_cells

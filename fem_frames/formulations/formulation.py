@@ -62,6 +62,8 @@ class Formulation(ABC):
 
     is_diffusion: ClassVar[bool] = False
     """Whether C_y is one number per cell times the identity on gradients, `cell_diffusion`."""
+    is_robin_diffusion: ClassVar[bool] = False
+    """Whether A_y consists of `cell_diffusion` and the masses of Robin facets."""
     data_of_y: ClassVar[bool] = False
     """Whether boundary data may depend on y; `loss` and the loads must then use `lift(y)` and `boundary`."""
 
@@ -365,9 +367,8 @@ class Formulation(ABC):
     def forms(V: Any, w: Any, a: Any, f: Any, y: Any, dx: Any) -> tuple[Any, Any, Any]:
         """Bilinear form, linear form and loss of w in UFL; a and f are a_y and f_y at points, y (p,) is a constant.
 
-        A formulation whose `forms` has an argument `length` gets L, the unit of lengths in its functional.
-
-        Without `forms`, test sets are solved without PETSc.
+        A formulation whose `forms` has an argument `length` gets L, the unit of lengths in its functional. Without
+        `forms`, test sets are solved without PETSc.
         """
         raise MissingFormsError
 
@@ -390,9 +391,8 @@ class Formulation(ABC):
     @cached_property
     def nodal_differential(self) -> SparseOperator:
         """D in the nodal basis: free nodal values to states."""
-        return SparseOperator(
-            level_matrices.nodal_differential_matrix(self.frame.arrays), self.frame.dtype, self.frame.device
-        )
+        matrix = level_matrices.nodal_differential_matrix(self.frame.arrays)
+        return SparseOperator(matrix, self.frame.dtype, self.frame.device)
 
     @cached_property
     def _wide_synthesis(self) -> FrameSynthesis:

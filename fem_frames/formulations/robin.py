@@ -26,6 +26,7 @@ class RobinEnergy(QuadraticFormulation, variant_of=Energy):
     fields = (Field("u", P1Values),)
     source_at_points = True
     robin = True
+    is_robin_diffusion = True
     norms = (ErrorNorm("energy", "energy norm", "√(∫ a |∇e|² + ∫ k e² on the Robin part)", "discrete solution"),)
 
     @classmethod
@@ -35,6 +36,14 @@ class RobinEnergy(QuadraticFormulation, variant_of=Energy):
     @staticmethod
     def forms(V: Any, w: Any, a: Any, f: Any, y: Any, dx: Any) -> tuple[Any, Any, Any]:
         return Energy.forms(V, w, a, f, y, dx)
+
+    def cell_diffusion(self, y: Tensor) -> Tensor:
+        return self.mean(self.coefficient(y))
+
+    def nodal_load(self, y: Tensor) -> Tensor:
+        if self.lifted:
+            return super().nodal_load(y)
+        return self.functional(y).to(self.frame.dtype).expand(self.check_parameters(y).shape[0], -1)
 
     def blocks(self, y: Tensor) -> Tensor:
         a = self.mean(self.coefficient(y))  # (K, B)

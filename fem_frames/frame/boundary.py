@@ -200,10 +200,10 @@ class FacetIntegrals:
             values.append(_whole(part, y, count, len(self.hats)))
         return namespace(y).einsum("fq,qn,bfq->bfn", self._weights, self._hats, namespace(y).concatenate(values, 1))
 
-    def masses(self, y: Array) -> Array:
+    def masses(self, y: Array, check: bool = True) -> Array:
         """(B, F of Robin conditions, d, d) integrals of k times two hats."""
         own = self._weights[self.robin]
-        return namespace(y).einsum("fq,qn,qm,bfq->bfnm", own, self._hats, self._hats, self.transfer(y))
+        return namespace(y).einsum("fq,qn,qm,bfq->bfnm", own, self._hats, self._hats, self.transfer(y, check))
 
 
 def _whole(values: Array, y: Array, count: int, rule: int) -> Array:

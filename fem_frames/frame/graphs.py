@@ -81,12 +81,15 @@ class GraphHierarchy:
         return tuple(found)
 
 
-def graph_hierarchy(arrays: FrameArrays, diffusion: bool, coarsest: int = COARSEST) -> GraphHierarchy:
+def graph_hierarchy(
+    arrays: FrameArrays, diffusion: bool, facets: Ints | None = None, coarsest: int = COARSEST
+) -> GraphHierarchy:
     """The levels for the matrices of the frame's only field, which has its values at points.
 
     With `diffusion` the local matrices are a number per cell times those of the Laplacian. On nested meshes the coarse
     matrices then follow from means over children, which is the Galerkin product; otherwise they are computed from the
-    weights of the next finer level. Below a first mesh of more than `coarsest` unknowns come algebraic levels.
+    weights of the next finer level. `facets` (F, d) have matrices of their own, on top of a number per cell: then the
+    weights follow from K + F d d data. Below a first mesh of more than `coarsest` unknowns come algebraic levels.
     """
     field, last = arrays.fields[0], len(arrays.levels) - 1
     sizes = [len(free) for free in field.free]
@@ -101,7 +104,7 @@ def graph_hierarchy(arrays: FrameArrays, diffusion: bool, coarsest: int = COARSE
         P = _prolongation(arrays, index) if index > first else None
         of_cells = of_finer = None
         if index == last or averages:
-            table, graph = _from_cells(arrays, index, diffusion)
+            table, graph = _from_cells(arrays, index, diffusion or facets is not None, facets)
             of_cells, of_local = (table, of_local) if diffusion else (None, table)
         else:
             assert finer is not None
@@ -118,8 +121,13 @@ def _prolongation(arrays: FrameArrays, index: int) -> SparseMatrix:
     return level_matrices.prolongation_matrix(arrays, family, index)
 
 
-def _from_cells(arrays: FrameArrays, index: int, diffusion: bool) -> tuple[SparseMatrix, Graph]:
-    """The graph of a mesh's matrix, and its weights (E, K) from numbers or (E, K L L) from local matrices."""
+def _from_cells(
+    arrays: FrameArrays, index: int, diffusion: bool, facets: Ints | None = None
+) -> tuple[SparseMatrix, Graph]:
+    """The graph of a mesh's matrix, and its weights (E, K) from numbers or (E, K L L) from local matrices.
+
+    Matrices of facets (F, d) add F d d columns.
+    """
     level, field = arrays.levels[index], arrays.fields[0]
     K, L = level.cells.shape
     number = np.full(arrays.point_count(index), -1)
@@ -132,15 +140,25 @@ def _from_cells(arrays: FrameArrays, index: int, diffusion: bool) -> tuple[Spars
         source = np.arange(K)
         for i, j in combinations(range(L), 2):
             _add_pair(edges, grounds, places[:, i], places[:, j], source, -local[:, i, j])
-        return _graph_table(len(field.free[index]), edges, grounds, K)
-    entry = np.arange(K * L * L).reshape(K, L, L)
+        columns = K
+        if facets is not None:
+            columns += _add_matrices(edges, grounds, number[facets], K)
+    else:
+        columns = _add_matrices(edges, grounds, places, 0)
+    return _graph_table(len(field.free[index]), edges, grounds, columns)
+
+
+def _add_matrices(edges: _Entries, grounds: _Entries, places: Ints, first: int) -> int:
+    """Weights from local matrices (n, L, L) on unknowns (n, L), which are columns from `first` on; their number."""
+    n, L = places.shape
+    entry = first + np.arange(n * L * L).reshape(n, L, L)
     for i, j in combinations(range(L), 2):
         for a, b in ((i, j), (j, i)):
-            _add_pair(edges, grounds, places[:, i], places[:, j], entry[:, a, b], np.full(K, -0.5))
+            _add_pair(edges, grounds, places[:, i], places[:, j], entry[:, a, b], np.full(n, -0.5))
     for i in range(L):  # the sum of row i grounds the unknown
         for j in range(L):
-            _add_ground(grounds, places[:, i], entry[:, i, j], np.ones(K))
-    return _graph_table(len(field.free[index]), edges, grounds, K * L * L)
+            _add_ground(grounds, places[:, i], entry[:, i, j], np.ones(n))
+    return entry.size
 
 
 class _Entries:

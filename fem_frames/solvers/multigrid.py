@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
+from fem_frames.formulations.boundary_terms import BoundaryTerms
 from fem_frames.formulations.formulation import Formulation
 from fem_frames.frame.elements import P1, P1Values
 from fem_frames.frame.graphs import graph_hierarchy
@@ -31,6 +33,22 @@ def has_multigrid(formulation: Formulation) -> bool:
     return len(fields) == 1 and isinstance(fields[0].element, P1 | P1Values) and formulation.frame.arrays.nodal_size > 0
 
 
+def robin_terms(formulation: Formulation) -> BoundaryTerms | None:
+    """The Robin facets whose masses A_y has, apart from diffusion in the cells."""
+    boundary = formulation.boundary
+    return boundary if formulation.is_robin_diffusion and boundary is not None and boundary.has_robin else None
+
+
+def matrix_data(formulation: Formulation, y: Tensor) -> Tensor:
+    """(n, B) the numbers that the weights of A_y are linear in: of cells, of cells and facets, or local matrices."""
+    if not (formulation.is_diffusion or formulation.is_robin_diffusion):
+        return formulation.local_matrices(y).flatten(0, 2)  # from (K, L, L, B)
+    cells, robin = formulation.cell_diffusion(y), robin_terms(formulation)
+    if robin is None:
+        return cells
+    return torch.cat([cells.expand(-1, y.shape[0]), robin.robin_masses(y.to(formulation.wide)).flatten(0, 2)])
+
+
 class Multigrid:
     """The levels of a formulation's multigrid, from coarse to fine; `at(y)` sets them up for samples.
 
@@ -46,7 +64,10 @@ class Multigrid:
             )
         self.formulation = formulation
         self.dtype, self.device, self.wide = formulation.frame.dtype, formulation.frame.device, formulation.wide
-        self._tables = graph_hierarchy(formulation.frame.arrays, formulation.is_diffusion)
+        robin = robin_terms(formulation)
+        diffusion = formulation.is_diffusion or (formulation.is_robin_diffusion and robin is None)
+        facets = None if robin is None else robin.robin_nodes
+        self._tables = graph_hierarchy(formulation.frame.arrays, diffusion, facets)
         of_local = self._tables.of_local
         self._of_local = None if of_local is None else SparseProduct(of_local, self.wide, self.device)
         has_kernels = kernels(self.dtype, self.device) is not None
@@ -84,10 +105,8 @@ class Multigrid:
 
     def _data(self, y: Tensor) -> Tensor:
         """(K, B) diffusion numbers of the finest cells, or (E, B) weights, in the wide precision."""
-        y = self.formulation.check_parameters(y)
-        if self._of_local is None:
-            return self.formulation.cell_diffusion(y)
-        return self._of_local(self.formulation.local_matrices(y).flatten(0, 2))  # from (K, L, L, B)
+        data = matrix_data(self.formulation, self.formulation.check_parameters(y))
+        return data if self._of_local is None else self._of_local(data)
 
     def answer(self, y: Tensor, steps: int = 1, cycle: Cycle = Cycle()) -> Tensor:  # noqa: B008 (frozen)
         """(B, N) free nodal values of the solutions by full multigrid and `steps` of conjugate gradients.

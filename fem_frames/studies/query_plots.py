@@ -38,7 +38,7 @@ def plot_queries(rows: Sequence[Mapping[str, Any]], path: Path | None = None, ti
     axes.set_ylabel("error in the energy norm, relative to the discrete solution")
     axes.margins(x=0.16)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, loc="lower left")
     save(figure, path)
     return figure
 
