@@ -28,12 +28,14 @@ def plot_queries(rows: Sequence[Mapping[str, Any]], path: Path | None = None, ti
         front = fastest(mine)
         axes.plot([r["ms"] for r in front], [r["error"] for r in front], color=color, linewidth=1)
     slow = 0.2 * max(row["ms"] for row in rows)  # on the right, where labels have no room beside their points
-    for kind, (color, marker) in POINTS.items():
-        for row in (row for row in rows if row["kind"] == kind):
-            axes.scatter(row["ms"], row["error"], color=color, marker=marker, s=34)
-            side, offset = ("right", -6) if row["ms"] > slow else ("left", 6)
-            place = dict(xytext=(offset, 4), textcoords="offset points", ha=side, fontsize=7)
-            axes.annotate(row["method"], (row["ms"], row["error"]), **place)
+    points = sorted((row for row in rows if row["kind"] in POINTS), key=lambda row: row["ms"])
+    for number, row in enumerate(points):
+        color, marker = POINTS[row["kind"]]
+        axes.scatter(row["ms"], row["error"], color=color, marker=marker, s=34)
+        side, right = ("right", -6) if row["ms"] > slow else ("left", 6)
+        up = 5 if number % 2 else -11  # neighbours have labels on different sides
+        place = dict(xytext=(right, up), textcoords="offset points", ha=side, fontsize=7)
+        axes.annotate(row["method"], (row["ms"], row["error"]), **place)
     axes.set(xscale="log", yscale="log", xlabel="milliseconds per query", title=title)
     axes.set_ylabel("error in the energy norm, relative to the discrete solution")
     axes.margins(x=0.16)
