@@ -134,7 +134,7 @@ def export_net(net: FrameNet, parameters: int, path: Path) -> None:
     check_writable(path)
     dtype = torch.float64 if net.decay.dtype == torch.float64 else torch.float32
     example = (torch.zeros(3, parameters, dtype=dtype, device=net.decay.device),)
-    shapes = ({0: torch.export.Dim("batch", min=1)},)
+    shapes = ({0: torch.export.Dim("batch", min=1, max=2**31)},)  # torch 2.6 wants a largest number
     trained = net.training
     net.eval()
     try:
