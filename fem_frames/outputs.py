@@ -289,7 +289,8 @@ class OutputMap:
 
     def __init__(self, formulation: Formulation, outputs: Output | Sequence[Output] | OutputMap) -> None:
         given = outputs.outputs if isinstance(outputs, OutputMap) else outputs
-        self.outputs: tuple[Output, ...] = (given,) if isinstance(given, Output) else tuple(given)
+        several = isinstance(given, Sequence) and not isinstance(given, str)
+        self.outputs: tuple[Output, ...] = tuple(given) if several else (given,)  # type: ignore[arg-type, assignment]
         wrong = next((o for o in self.outputs if not isinstance(o, Output)), None)
         if not self.outputs or wrong is not None:
             raise ValueError(

@@ -157,8 +157,20 @@ def test_wrong_vectors_are_refused():
     y = samples(made.problem, 3, torch.float32)
     at, b = Multigrid(made).at(y), made.nodal_load(y)
     for wrong in (b[:2], b[:, 1:], torch.cat([b, b])):
-        with pytest.raises(ValueError, match="but got"):
+        with pytest.raises(ValueError, match=f"takes 3 vectors of length {b.shape[1]} in torch.float32, but got"):
             at.full(wrong)
+
+
+def test_wrong_arguments_are_refused():
+    made = formulation("square", "float32")
+    y = samples(made.problem, 3, torch.float32)
+    for steps in (-1, 1.5, None):
+        with pytest.raises(ValueError, match="steps is"):
+            Multigrid(made).answer(y, steps)
+    with pytest.raises(ValueError, match="a Cycle is expected"):
+        Multigrid(made).answer(y, 1, None)
+    with pytest.raises(ValueError, match="takes a formulation, not Problem"):
+        Multigrid(made.problem)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), -1.0, 0.0])
@@ -206,6 +218,22 @@ def test_libraries_are_kept_in_the_user_s_cache(tmp_path):
     assert kernels_with(XDG_CACHE_HOME=tmp_path, PATH=os.environ["PATH"])
     assert library.stat().st_mtime_ns == first
     assert (tmp_path / "fem-frames").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("size", [0, 100, 10_000])
+def test_a_damaged_library_is_compiled_again(tmp_path, size):
+    assert kernels_with(XDG_CACHE_HOME=tmp_path)
+    (library,) = (tmp_path / "fem-frames").glob("*.so")
+    whole = library.stat().st_size
+    os.truncate(library, size)
+    assert kernels_with(XDG_CACHE_HOME=tmp_path)
+    assert library.stat().st_size == whole
+
+
+def test_a_relative_cache_is_ignored(tmp_path):
+    assert kernels_with(XDG_CACHE_HOME="relative", HOME=tmp_path)
+    assert (tmp_path / ".cache" / "fem-frames").is_dir()
+    assert not Path("relative").exists()
 
 
 def test_processes_that_compile_at_once_all_succeed(tmp_path):

@@ -7,6 +7,7 @@ one namespace and, between them, its command lines; services run until the end o
 import contextlib
 import importlib
 import inspect
+import json
 import os
 import re
 import runpy
@@ -268,3 +269,17 @@ def test_the_picture_of_the_layers_is_drawn_from_the_imports(tmp_path, monkeypat
 
 if __name__ == "__main__":
     run_page(Path(sys.argv[1]))
+
+
+def test_no_page_has_a_place_to_fill_in():
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        assert not re.search(r"@[A-Z_]+@", page.read_text()), page
+
+
+def test_the_table_of_queries_is_that_of_its_file():
+    page = (ROOT / "docs/queries.md").read_text()
+    measured = json.loads((ROOT / "docs/results/queries/disks.json").read_text())["rows"]
+    rows = [row for row in measured if row["kind"] != "multigrid" or "(2, 2)" in row["method"]]
+    for row in rows:
+        assert f"| {row['method']} | {row['ms']:.4f} |" in page
+    assert len(rows) == 17

@@ -18,10 +18,13 @@ from walls import CONDITIONS, ROBIN, varying
 
 from fem_frames import (
     Frame,
+    Grid,
     OutputMap,
     PointValues,
     Pointwise,
+    Problem,
     RegionMean,
+    Uniform,
     make_formulation,
     make_problem,
     solve,
@@ -333,6 +336,20 @@ def test_benchmark_of_queries(trained):
     assert [row["solves"] for row in rivals] == [150, 150, 150, 0]
     assert rivals[0]["error"] < 0.3  # 149 modes of a reduced basis
     assert len(error_ratios(rows)) == 4
+
+
+def test_the_benchmark_knows_boundary_data_of_y():
+    problem = Problem(
+        mesh=Grid((2, 2)),
+        coefficient=Pointwise(lambda x, y: 2 + y[..., 0] * x[..., 0]),
+        parameters=Uniform((-1.0,), (1.0,)),
+        dirichlet="all",
+        dirichlet_value=lambda x, y: 1 + y[..., 0] * x[..., 0],
+    )
+    queries = Queries(cached_frame(problem, 3, "energy"), problem, 4, 0.0)
+    errors = {row["method"].split(",")[0]: row["error"] for row in queries.petsc(2)}
+    assert errors["PETSc lu"] < 1e-8
+    assert max(errors.values()) < 1e-3
 
 
 def test_rivals_of_another_problem_are_refused(trained):

@@ -6,7 +6,22 @@ import numpy as np
 import pytest
 import torch
 
-from fem_frames import PROBLEMS, Affine, ByRegion, Gaussian, Grid, Pointwise, Problem, Uniform, make_problem, namespace
+from fem_frames import (
+    PROBLEMS,
+    Affine,
+    ByRegion,
+    Frame,
+    Gaussian,
+    Grid,
+    MeshHierarchy,
+    Pointwise,
+    Problem,
+    Uniform,
+    export_frame,
+    make_formulation,
+    make_problem,
+    namespace,
+)
 from fem_frames.problem.evaluation import PointData
 
 pytestmark = pytest.mark.serial
@@ -298,3 +313,28 @@ def test_trial_finds_a_bad_source_too():
     problem = square(source=lambda x, y: y[:, 0], parameters=Uniform((0.5,) * 3, (1.5,) * 3))
     with pytest.raises(ValueError, match="source f has values of shape"):
         problem.tabulate(np.full((3, 3, 2), 0.5), np.zeros(3, int))
+
+
+def largest(x, y):
+    return 1 + 3 * x[..., 0] / x[..., 0].max() + 0.1 * y[..., 0]
+
+
+def test_a_function_of_all_points_is_evaluated_for_all_cells_at_once():
+    """Otherwise the number of samples would change its values, since large batches are evaluated in pieces."""
+    problem = square(coefficient=Pointwise(largest), parameters=Uniform((-1.0,), (1.0,)), quadrature_degree=1)
+    arrays = export_frame(MeshHierarchy.from_problem(problem, 6), problem)
+    made = make_formulation(Frame.from_arrays(arrays, "float32"), problem)
+    y = torch.as_tensor(problem.parameters.sample(200, 0)).float()
+    alone = torch.cat([made.cell_diffusion(one) for one in y[[0, 100, 199]].split(1)], dim=1)
+    torch.testing.assert_close(made.cell_diffusion(y)[:, [0, 100, 199]], alone)
+
+
+@pytest.mark.parametrize("what", ["coefficient", "source"])
+def test_a_function_of_all_samples_is_refused(what):
+    given = {"coefficient": Pointwise(lambda x, y: 2 + y[..., 0] - y.mean() + 0 * x[..., 0])}
+    if what == "source":
+        given = {"coefficient": ByRegion({0: 0}), "source": lambda x, y: x[..., 0] + y[..., 0].max()}
+    problem = Problem(mesh=Grid((2, 2)), parameters=Uniform((0.5,), (1.0,)), **given)
+    arrays = export_frame(MeshHierarchy.from_problem(problem, 2), problem)
+    with pytest.raises(ValueError, match=f"the {what} . for one y depends on the other samples"):
+        make_formulation(Frame.from_arrays(arrays, "float64"), problem)

@@ -11,6 +11,7 @@ from typing import Any
 from fem_frames.commands.shared import (
     declare,
     declare_dtypes,
+    declare_force,
     declare_problem,
     frame_from_file,
     frame_of,
@@ -125,6 +126,7 @@ def add(subparsers: Any) -> None:
         help="with --queries: only the time per unknown of multigrid on these levels",
     )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="with --queries: error over time (.png, .pdf, .svg)")
+    declare_force(parser)
     parser.add_argument("--net", default="full", help="with --training: full, separate or separate-frame")
     parser.add_argument("--optimizer", default="adam", help="with --training: adam, sgd, soap, lbfgs or ngd")
     parser.add_argument("--batch", type=int, default=64, metavar="B", help="samples at a time; default: %(default)s")
@@ -188,7 +190,7 @@ def _run_queries(parsed: argparse.Namespace, record: dict[str, Any]) -> None:
             yield {name: row.get(name) for name in QUERY_COLUMNS} | row
         found.update(ratios(rows) | error_ratios(rows))
 
-    check_plot(parsed.plot)
+    check_plot(parsed.plot, parsed.force)
     columns = {name: form for name, form in QUERY_COLUMNS.items() if parsed.rivals or name not in RIVAL_COLUMNS}
     show_rows(measured(), columns, parsed.json, **record, **({"ratios": found} if parsed.json else {}))
     if parsed.plot is not None:

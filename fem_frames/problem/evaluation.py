@@ -46,6 +46,11 @@ class PointData:
             and _acts_pointwise(coefficient.function, problem, points)
         )
         self._last_source = callable(problem.source) and _acts_pointwise(problem.source, problem, points)
+        if not isinstance(points, np.ndarray) and len(points):
+            if isinstance(coefficient, Pointwise):
+                check_samples(coefficient.function, problem, points, "the coefficient a")
+            if callable(problem.source):
+                check_samples(problem.source, problem, points, "the source f")
 
     def coefficient(self, y: Array) -> Array:
         """(B, K, Q) values of a_y, or (B, K, 1) if constant on cells; not checked to be positive."""
@@ -132,11 +137,8 @@ def _acts_pointwise(function: Callable[[Array, Array], Array], problem: Problem,
         return False
     import torch
 
-    p, d = problem.parameters.dimension, points.shape[-1]
-    K, Q, B = [n for n in range(5, 10) if n not in (p, d)][:3]
-    y = torch.as_tensor(problem.parameters.sample(B, 0)).to(points)
-    few = points[:K].reshape(-1, d)
-    x = few.repeat(-(-K * Q // len(few)), 1)[: K * Q].reshape(K, Q, d)
+    y, x = _trial(problem, points)
+    K, Q, B = x.shape[0], x.shape[1], y.shape[0]
     try:
         with torch.no_grad():
             plain = spread(function(x.clone(), y.clone()[:, None, None, :]), y, (B, K, Q), "")
@@ -151,6 +153,40 @@ def _acts_pointwise(function: Callable[[Array, Array], Array], problem: Problem,
     return fits and all(
         torch.allclose(found, plain, rtol=0.0, atol=float(rounding), equal_nan=True) for found in (made, pieces)
     )
+
+
+def _trial(problem: Problem, points: Array) -> tuple[Array, Array]:
+    """A few y (B, p) and x (K, Q, d) from all over the mesh, with lengths of axes that differ from each other."""
+    import torch
+
+    p, d = problem.parameters.dimension, points.shape[-1]
+    K, Q, B = [n for n in range(5, 10) if n not in (p, d)][:3]
+    y = torch.as_tensor(problem.parameters.sample(B, 0)).to(points)
+    whole = points.reshape(-1, d)
+    some = torch.linspace(0, len(whole) - 1, K * Q, device=points.device).long()
+    return y, whole[some].reshape(K, Q, d)
+
+
+def check_samples(function: Callable[[Array, Array], Array], problem: Problem, points: Array, what: str) -> None:
+    """Raises a ValueError if the values for one y depend on the other samples of its batch, as by y.mean()."""
+    import torch
+
+    y, x = _trial(problem, points)
+
+    def values(y: Array) -> Array:
+        return spread(function(x.clone(), y.clone()[:, None, None, :]), y, (len(y), *x.shape[:2]), "")
+
+    try:
+        with torch.no_grad():
+            whole, alone = values(y), torch.cat([values(one) for one in y.split(1)])
+    except (Exception, SystemExit):  # evaluating it in earnest reports the error
+        return
+    rounding = float(1e4 * torch.finfo(y.dtype).eps * whole.abs().amax().nan_to_num(0.0, 0.0, 0.0))
+    if not torch.allclose(alone, whole, rtol=0.0, atol=rounding, equal_nan=True):
+        raise ValueError(
+            f"{what} for one y depends on the other samples of its batch: write y[..., k], without means or largest "
+            "values"
+        )
 
 
 def spread(found: Any, like: Array, shape: tuple[int, int, int], what: str) -> Array:

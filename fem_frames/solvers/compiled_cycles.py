@@ -312,7 +312,8 @@ class CompiledMultigrid(SampleMultigrid):
                 raise ValueError("compiled cycles record no gradients: use Multigrid.recorded(y) instead of at(y)")
             if v.shape != shape or v.dtype != self.dtype or not v.is_contiguous() or v.device.type != "cpu":
                 raise ValueError(
-                    f"multigrid takes contiguous {shape} in {self.dtype}, but got {tuple(v.shape)} in {v.dtype}"
+                    f"multigrid takes {self.samples} vectors of length {self.levels.size} in {self.dtype}, but got "
+                    f"{v.shape[-1]} of length {len(v)} in {v.dtype}"
                 )
 
 

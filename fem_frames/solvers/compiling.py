@@ -14,6 +14,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import warnings
 from pathlib import Path
 
 FLAGS = ("-std=c11", "-O3", "-fPIC", "-shared", "-Wno-psabi")
@@ -21,6 +22,7 @@ NATIVE = ("-march=native", "-mcpu=native", "")  # the first that the compiler kn
 VARIABLE = "FEM_FRAMES_KERNELS"
 CHOICES = ("auto", "torch")
 SECONDS = 120  # for the compiler
+DIGEST = hashlib.sha256().digest_size
 
 
 def compiled(source: Path, *definitions: str) -> ctypes.CDLL | None:
@@ -42,7 +44,7 @@ def _library(source: Path, definitions: tuple[str, ...]) -> ctypes.CDLL | None:
 
 def _compiler() -> str | None:
     named = os.environ.get("CC", "").split()[:1]
-    return next((found for name in (*named, "cc", "gcc", "clang") if (found := shutil.which(name))), None)
+    return next((found for name in named or ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
 
 
 def _built(source: Path, compiler: str, definitions: tuple[str, ...]) -> ctypes.CDLL | None:
@@ -53,9 +55,18 @@ def _built(source: Path, compiler: str, definitions: tuple[str, ...]) -> ctypes.
     with tempfile.TemporaryDirectory() as scratch:
         folder = _cache() or Path(scratch)
         library = folder / f"{source.stem}-{key}.so"
-        if not library.is_file() and not _compile(source, compiler, definitions, library):
+        if not _is_whole(library) and not _compile(source, compiler, definitions, library):
             return None
         return ctypes.CDLL(str(library))  # stays loaded when its file is removed
+
+
+def _is_whole(library: Path) -> bool:
+    """Whether the file ends with the digest of what comes before: loading a damaged library would end the process."""
+    try:
+        content = library.read_bytes()
+    except OSError:
+        return False
+    return hashlib.sha256(content[:-DIGEST]).digest() == content[-DIGEST:]
 
 
 def _compile(source: Path, compiler: str, definitions: tuple[str, ...], library: Path) -> bool:
@@ -66,9 +77,18 @@ def _compile(source: Path, compiler: str, definitions: tuple[str, ...], library:
         for native in NATIVE:
             flags = [flag for flag in (*FLAGS, native, *definitions) if flag]
             command = [compiler, *flags, "-o", part, str(source)]
-            if subprocess.run(command, capture_output=True, timeout=SECONDS, check=False).returncode == 0:
+            done = subprocess.run(command, capture_output=True, timeout=SECONDS, check=False)
+            if done.returncode == 0:
+                content = Path(part).read_bytes()
+                with Path(part).open("ab") as file:  # loaders ignore what follows the library
+                    file.write(hashlib.sha256(content).digest())
                 Path(part).replace(library)
                 return True
+        warnings.warn(
+            f"{compiler} cannot compile {source.name}, so multigrid runs in torch operations, which are slower; "
+            f"set CC to another compiler, or {VARIABLE}=torch to silence this",
+            stacklevel=2,
+        )
         return False
     finally:
         Path(part).unlink(missing_ok=True)
@@ -88,9 +108,9 @@ def _cache() -> Path | None:
     """The user's folder for libraries, which nobody else may write to; None if there cannot be one."""
     if not hasattr(os, "getuid"):  # no owners of files
         return None
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(base) / "fem-frames"
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
+        folder = (given if given.is_absolute() else Path.home() / ".cache") / "fem-frames"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()
     except (OSError, RuntimeError):

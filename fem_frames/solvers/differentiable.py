@@ -54,7 +54,11 @@ def differentiable_solve(formulation: Formulation, y: Tensor, tol: float = 1e-10
     forward solve, and w gets the gradient of the solution. See docs/surrogates.md.
     """
     _check_precision(formulation)
-    made: Tensor = _Solve.apply(formulation.check_parameters(y), formulation, tol, w)
+    y = formulation.check_parameters(y)
+    if w is not None:
+        formulation.check_coefficients(w, y)
+        w = (w if w.ndim == 2 else w[None]).expand(len(y), -1)
+    made: Tensor = _Solve.apply(y, formulation, tol, w)
     return made
 
 

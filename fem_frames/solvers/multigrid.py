@@ -21,6 +21,7 @@ from fem_frames.frame.elements import P1, P1Values
 from fem_frames.frame.graphs import graph_hierarchy
 from fem_frames.operators.checking import is_watched
 from fem_frames.operators.products import SparseProduct
+from fem_frames.problem.definition import whole_number
 from fem_frames.solvers.compiled_cycles import CompiledMultigrids, kernels
 from fem_frames.solvers.cycle_plans import Cycle
 from fem_frames.solvers.sample_multigrid import SampleMultigrid
@@ -56,6 +57,11 @@ class Multigrid:
     """
 
     def __init__(self, formulation: Formulation) -> None:
+        if not isinstance(formulation, Formulation):
+            raise ValueError(
+                f"Multigrid takes a formulation, not {type(formulation).__name__}: make_formulation(frame, problem) "
+                "makes one"
+            )
         if not has_multigrid(formulation):
             names = " and ".join(field.name for field in formulation.frame.arrays.fields)
             raise ValueError(
@@ -111,6 +117,10 @@ class Multigrid:
     def answer(self, y: Tensor, steps: int = 1, cycle: Cycle = Cycle()) -> Tensor:  # noqa: B008 (frozen)
         """(B, N) free nodal values of the solutions by full multigrid and `steps` of conjugate gradients.
 
-        This is the fast way to many answers; `solve` goes on until a tolerance is met.
+        This is the fast way to many answers. `solve` goes on until a tolerance is met, and scales what leaves the range
+        of half precision.
         """
+        steps = whole_number(steps, "steps", least=0)
+        if not isinstance(cycle, Cycle):
+            raise ValueError(f"cycle is {cycle!r}; a Cycle is expected, such as Cycle(pre=2, post=2)")
         return self.at(y).answer(self.formulation.nodal_load(y), steps, cycle)

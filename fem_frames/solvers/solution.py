@@ -188,8 +188,9 @@ def solve(
     """Frame coefficients of the discrete solutions for y (B, p), until ‖load - DᵀC_yD w‖ is below tol times ‖load‖.
 
     `solver` is "multigrid" or "frame"; None takes multigrid where the formulation has one. It runs in the formulation's
-    precision. Residuals and sums of corrections use `refine`, float64 or float32, so that even float16 reaches the
-    tolerance; None keeps the formulation's own precision. See docs/formulations.md.
+    precision, with at most `max_iterations` per refinement. Residuals and sums of corrections use `refine`, float64 or
+    float32, so that even float16 reaches the tolerance; None keeps the formulation's own precision.
+    See docs/formulations.md.
     """
     y = formulation.check_parameters(y)
     wide = _check_accuracy(formulation.frame.dtype, tol, refine)
@@ -213,6 +214,8 @@ def solve_linear(
     M = _in(formulation, wide).stable(y.to(wide))
     M.check(b.to(wide), M.shape[1])
     b = b.to(wide)
+    if not torch.isfinite(b).all():
+        raise ValueError("b has entries that are not finite: give a functional of u on the frame")
     return _refined(formulation, y, b, torch.zeros(len(b)).to(b), lambda w: b - M(w), tol, max_iterations, None)
 
 

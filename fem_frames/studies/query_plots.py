@@ -24,6 +24,8 @@ def plot_queries(rows: Sequence[Mapping[str, Any]], path: Path | None = None, ti
     axes = figure.subplots()
     for kind, (label, color, marker) in LINES.items():
         mine = [row for row in rows if row["kind"] == kind]
+        if not mine:
+            continue
         axes.scatter([r["ms"] for r in mine], [r["error"] for r in mine], color=color, marker=marker, s=22, label=label)
         front = fastest(mine)
         axes.plot([r["ms"] for r in front], [r["error"] for r in front], color=color, linewidth=1)
