@@ -365,3 +365,13 @@ def test_functions_that_rely_on_the_axes_of_x_and_y_keep_them():
     plain = replace(problem, coefficient=Pointwise(lambda x, y: 1 + y[..., 0] * x[..., 0]))
     other = make_formulation(Frame.from_arrays(arrays, torch.float64), plain)
     torch.testing.assert_close(formulation.coefficient(y), other.coefficient(y))
+
+
+def test_one_quadrature_point_has_the_load_of_the_general_route():
+    problem = make_problem("spot", blocks=2)
+    arrays = export_frame(MeshHierarchy.from_problem(problem, 4), problem)
+    made = make_formulation(Frame.from_arrays(arrays, "float64"), problem)
+    y = torch.as_tensor(problem.parameters.sample(3, 1))
+    local = torch.einsum("kql,kqb->klb", made._hats, made.source(y))
+    expected = made.localisation.T(local.flatten(0, 1).T)
+    torch.testing.assert_close(made.nodal_load(y), expected, rtol=1e-13, atol=1e-16)
