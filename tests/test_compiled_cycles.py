@@ -11,8 +11,8 @@ import torch
 from frames import samples
 from test_multigrid import FRAMES, OTHERS, formulation
 
-from fem_frames import Cycle, Multigrid, solve
-from fem_frames.solvers import compiled_cycles, compiling
+from fem_frames import Cycle, Multigrid, compiling, solve
+from fem_frames.solvers import compiled_cycles
 from fem_frames.solvers.cycle_plans import Chebyshev, Plan
 
 pytestmark = pytest.mark.serial

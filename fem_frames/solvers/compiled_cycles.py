@@ -10,10 +10,7 @@ B samples, n unknowns of a level, N of the finest one, E weights of a level, K c
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +18,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fem_frames.compiling import Source, compiled, in_threads
 from fem_frames.frame.graph_order import reordered
 from fem_frames.frame.graphs import Graph, GraphHierarchy, GraphLevel
 from fem_frames.frame.sparse import SparseMatrix
 from fem_frames.mesh.geometry import Ints
 from fem_frames.operators.checking import is_watched
 from fem_frames.operators.linear import RowOperator, batch_last
-from fem_frames.solvers.compiling import compiled
 from fem_frames.solvers.cycle_plans import Chebyshev, Cycle, Plan
 from fem_frames.solvers.sample_multigrid import INDEFINITE, SampleMultigrid, relative_estimate
 
 SOURCE = Path(__file__).with_name("cycles.c")
+ELSE = "multigrid runs in torch operations, which are slower"
 REALS = {torch.float32: ("float", np.float32), torch.float64: ("double", np.float64)}
 WIDTHS = (16, 32, 64)  # bytes of a vector
 CACHE = 2**23  # bytes of a block above which the second width is faster than the last
@@ -79,7 +77,8 @@ def kernels(dtype: torch.dtype, device: torch.device, width: int = WIDTHS[-1]) -
     """The compiled functions for this precision; None on devices, in half precision, and without a C compiler."""
     if device.type != "cpu" or dtype not in REALS:
         return None
-    library = compiled(SOURCE, f"REAL={REALS[dtype][0]}", f"WIDTH={width}")
+    flags = (f"-DREAL={REALS[dtype][0]}", f"-DWIDTH={width}")
+    library = compiled(Source("cycles", SOURCE.read_text(), flags, else_=ELSE))
     if library is not None:
         for name, (result, arguments) in SIGNATURES.items():
             function = getattr(library, name)
@@ -161,11 +160,7 @@ class CompiledLevels:
         blocks = -(-samples // self.lanes)
         threads = min(torch.get_num_threads(), blocks)
         cuts = [blocks * k // threads for k in range(threads + 1)]
-        if threads == 1:
-            return [self._with_scratch(run, 0, blocks)]
-        return list(
-            _pool(threads, os.getpid()).map(lambda k: self._with_scratch(run, cuts[k], cuts[k + 1]), range(threads))
-        )
+        return in_threads(threads, lambda k: self._with_scratch(run, cuts[k], cuts[k + 1]))
 
     def _with_scratch(self, run: Callable[[int, int, int], Any], first: int, last: int) -> Any:
         try:
@@ -176,12 +171,6 @@ class CompiledLevels:
             return run(first, last, scratch.data_ptr())
         finally:
             self._spare.append(scratch)
-
-
-@lru_cache(maxsize=1)
-def _pool(threads: int, process: int) -> ThreadPoolExecutor:
-    """The threads of this process: those of the process that it was forked from do not exist in it."""
-    return ThreadPoolExecutor(threads, "multigrid")
 
 
 def _incident(graph: Graph) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

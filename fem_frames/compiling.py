@@ -1,4 +1,4 @@
-"""Compiles C code of this package for this processor when it is first needed, and keeps it in the user's cache.
+"""Compiles C code for this processor when it is first needed, and keeps it in the user's cache.
 
 DOLFINx compiles its forms in the same way, so a machine that makes frames has a C compiler. Where there is none, the
 same algorithms run in torch. FEM_FRAMES_KERNELS=torch turns compilation off.
@@ -15,7 +15,13 @@ import shutil
 import subprocess
 import tempfile
 import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 FLAGS = ("-std=c11", "-O3", "-fPIC", "-shared", "-Wno-psabi")
 NATIVE = ("-march=native", "-mcpu=native", "")  # the first that the compiler knows
@@ -25,19 +31,45 @@ SECONDS = 120  # for the compiler
 DIGEST = hashlib.sha256().digest_size
 
 
-def compiled(source: Path, *definitions: str) -> ctypes.CDLL | None:
-    """The library of a C file with these macros, such as REAL=float; None where it cannot be had or is not wanted."""
+@dataclass(frozen=True)
+class Source:
+    """C code and what the compiler needs for it."""
+
+    name: str
+    """Begins the names of its libraries."""
+    code: str
+    flags: tuple[str, ...] = ()
+    """Come before the code, on top of FLAGS: macros, such as -DREAL=float."""
+    libraries: tuple[str, ...] = ()
+    """Come after the code, such as -lm."""
+    else_: str = ""
+    """What happens where it cannot be compiled, for a warning; no warning if empty."""
+
+
+def compiled(source: Source) -> ctypes.CDLL | None:
+    """The library of C code; None where it cannot be had or is not wanted."""
     wanted = os.environ.get(VARIABLE, "auto")
     if wanted not in CHOICES:
         raise ValueError(f"{VARIABLE} is {wanted!r}; choose from {', '.join(CHOICES)}")
-    return None if wanted == "torch" else _library(source, definitions)
+    return None if wanted == "torch" else _library(source)
+
+
+def in_threads(threads: int, run: Callable[[int], T]) -> list[T]:
+    """[run(0), …, run(threads - 1)], each in a thread of its own; compiled functions run at the same time."""
+    return [run(0)] if threads == 1 else list(_pool(threads, os.getpid()).map(run, range(threads)))
+
+
+@functools.lru_cache(maxsize=1)
+def _pool(threads: int, process: int) -> ThreadPoolExecutor:
+    """The threads of this process: those of the process that it was forked from do not exist in it."""
+    return ThreadPoolExecutor(threads, "compiled")
 
 
 @functools.cache
-def _library(source: Path, definitions: tuple[str, ...]) -> ctypes.CDLL | None:
+def _library(source: Source) -> ctypes.CDLL | None:
     compiler = _compiler()
     try:
-        return None if compiler is None else _built(source, compiler, tuple(f"-D{text}" for text in definitions))
+        return None if compiler is None else _built(source, compiler)
     except (OSError, subprocess.SubprocessError):
         return None
 
@@ -47,15 +79,14 @@ def _compiler() -> str | None:
     return next((found for name in named or ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
 
 
-def _built(source: Path, compiler: str, definitions: tuple[str, ...]) -> ctypes.CDLL | None:
-    code = source.read_bytes()
+def _built(source: Source, compiler: str) -> ctypes.CDLL | None:
     version = subprocess.run([compiler, "--version"], capture_output=True, timeout=SECONDS, check=True).stdout
-    known = "\n".join([*FLAGS, *NATIVE, *definitions, _processor()]).encode()
-    key = hashlib.sha256(b"\0".join([code, version, known])).hexdigest()[:24]
+    known = [source.code, *FLAGS, *NATIVE, *source.flags, *source.libraries, _processor()]
+    key = hashlib.sha256(b"\0".join([version, *(text.encode() for text in known)])).hexdigest()[:24]
     with tempfile.TemporaryDirectory() as scratch:
         folder = _cache() or Path(scratch)
-        library = folder / f"{source.stem}-{key}.so"
-        if not _is_whole(library) and not _compile(source, compiler, definitions, library):
+        library = folder / f"{source.name}-{key}.so"
+        if not _is_whole(library) and not _compile(source, compiler, library):
             return None
         return ctypes.CDLL(str(library))  # stays loaded when its file is removed
 
@@ -69,26 +100,29 @@ def _is_whole(library: Path) -> bool:
     return hashlib.sha256(content[:-DIGEST]).digest() == content[-DIGEST:]
 
 
-def _compile(source: Path, compiler: str, definitions: tuple[str, ...], library: Path) -> bool:
+def _compile(source: Source, compiler: str, library: Path) -> bool:
     """Whether the library could be made; it appears whole, also where several processes make it at once."""
     handle, part = tempfile.mkstemp(suffix=".so", dir=library.parent)
     os.close(handle)
     try:
         for native in NATIVE:
-            flags = [flag for flag in (*FLAGS, native, *definitions) if flag]
-            command = [compiler, *flags, "-o", part, str(source)]
-            done = subprocess.run(command, capture_output=True, timeout=SECONDS, check=False)
+            flags = [flag for flag in (*FLAGS, native, *source.flags) if flag]
+            command = [compiler, *flags, "-o", part, "-x", "c", "-", *source.libraries]
+            done = subprocess.run(
+                command, input=source.code.encode(), capture_output=True, timeout=SECONDS, check=False
+            )
             if done.returncode == 0:
                 content = Path(part).read_bytes()
                 with Path(part).open("ab") as file:  # loaders ignore what follows the library
                     file.write(hashlib.sha256(content).digest())
                 Path(part).replace(library)
                 return True
-        warnings.warn(
-            f"{compiler} cannot compile {source.name}, so multigrid runs in torch operations, which are slower; "
-            f"set CC to another compiler, or {VARIABLE}=torch to silence this",
-            stacklevel=2,
-        )
+        if source.else_:
+            warnings.warn(
+                f"{compiler} cannot compile {source.name}.c, so {source.else_}; set CC to another compiler, or "
+                f"{VARIABLE}=torch to silence this",
+                stacklevel=2,
+            )
         return False
     finally:
         Path(part).unlink(missing_ok=True)
