@@ -33,6 +33,12 @@ WRITTEN = json.loads(NUMBERS.read_text())
 TOLERANCES = {"float16": 3e-2, "bfloat16": 2e-1, "float32": 1e-4, "float64": 1e-9}
 
 
+@pytest.fixture(autouse=True)
+def kernels_of_torch(monkeypatch):
+    """Compiled code rounds as the C compiler likes."""
+    monkeypatch.setenv("FEM_FRAMES_KERNELS", "torch")
+
+
 def check(found, written, dtype="float64"):
     """To the bit in the environment of the golden numbers, otherwise up to rounding."""
     if WRITTEN["environment"] == environment():
@@ -74,8 +80,7 @@ def test_a_run_of_the_old_format_resumes_to_the_same_bits(tmp_path):
     check(numbers_of_run(tmp_path / "run"), WRITTEN["runs"][STOPPED], "float32")
 
 
-def test_a_surrogate_of_the_old_format_answers_as_it_did(monkeypatch):
-    monkeypatch.setenv("FEM_FRAMES_KERNELS", "torch")  # compiled cycles round as the C compiler likes
+def test_a_surrogate_of_the_old_format_answers_as_it_did():
     check(surrogate_numbers(Surrogate.load(FOLDER / "surrogate")), WRITTEN["surrogate"], "float32")
 
 

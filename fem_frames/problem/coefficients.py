@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from fem_frames.mesh.checks import known_names
 from fem_frames.mesh.geometry import Floats, Ints
+from fem_frames.problem.compiled_values import exponentials
 from fem_frames.problem.parameters import whole_number
 
 Array = Any  # a NumPy array or a torch tensor
@@ -158,8 +159,15 @@ class ExpAffine(Affine):
 
     def evaluate(self, tables: tuple[Array, ...], y: Array) -> Array:
         values = self._sum(tables, y)
-        values = np.exp(values, out=values) if isinstance(values, np.ndarray) else values.exp_()
+        values = np.exp(values, out=values) if isinstance(values, np.ndarray) else _exp(values)
         return values.swapaxes(1, 2).swapaxes(0, 1)
+
+
+def _exp(values: Array) -> Array:
+    """exp of a tensor in its own memory; in compiled code, which torch does not see, where torch does not watch."""
+    from fem_frames.operators.checking import is_watched
+
+    return values.exp_() if is_watched(values) else exponentials(values)
 
 
 @dataclass(frozen=True, eq=False)

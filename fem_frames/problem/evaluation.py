@@ -15,6 +15,8 @@ import numpy as np
 from fem_frames.files import one_line
 from fem_frames.problem.callbacks import called
 from fem_frames.problem.coefficients import HOW, Array, Pointwise, namespace
+from fem_frames.problem.compiled_functions import CompiledFunction, compiled_function
+from fem_frames.problem.compiled_values import extremes
 from fem_frames.problem.parameters import numbers
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ class PointData:
             and _acts_pointwise(coefficient.function, problem, points)
         )
         self._last_source = callable(problem.source) and _acts_pointwise(problem.source, problem, points)
+        self._compiled: dict[Callable[[Array, Array], Array], CompiledFunction | None] = {}
         if not isinstance(points, np.ndarray) and len(points):
             if isinstance(coefficient, Pointwise):
                 check_samples(coefficient.function, problem, points, "the coefficient a")
@@ -57,7 +60,7 @@ class PointData:
         coefficient, shape = self.problem.coefficient, (y.shape[0], *self.points.shape[:2])
         function = getattr(coefficient, "function", None)
         if self._last_coefficient:
-            values = called("the coefficient", function, HOW, batch_last, function, self.points, y)
+            values = called("the coefficient", function, HOW, self._batch_last, function, y)
             return spread(values, y, shape, "the coefficient a")
         values = called("the coefficient", function, HOW, coefficient.evaluate, self._tables, y)
         return spread(values, y, shape, "the coefficient a")
@@ -66,12 +69,24 @@ class PointData:
         """(B, K, Q) values of f_y, or (B, K, 1); not checked to be finite."""
         function = self.problem.source
         if self._last_source:
-            values = called("the source", function, HOW, batch_last, function, self.points, y)
+            values = called("the source", function, HOW, self._batch_last, function, y)
         elif callable(function):
             values = called("the source", function, HOW, function, self.points, y[:, None, None, :])
         else:
             values = function
         return spread(values, y, (y.shape[0], *self.points.shape[:2]), "the source f")
+
+    def _batch_last(self, function: Callable[[Array, Array], Array], y: Array) -> Any:
+        """`batch_last` for these points, in compiled code where that is possible and nobody watches y."""
+        from fem_frames.operators.checking import is_watched
+
+        if not is_watched(y):
+            if function not in self._compiled:
+                self._compiled[function] = _checked_compilation(function, self.problem, self.points)
+            compilation = self._compiled[function]
+            if compilation is not None:
+                return compilation(y).reshape(*self.points.shape[:2], len(y)).permute(2, 0, 1)
+        return batch_last(function, self.points, y)
 
     def check_coefficient(self, a: Array, y: Array) -> None:
         """Raises a ValueError unless the values (B, K, ·) are positive and finite."""
@@ -155,6 +170,23 @@ def _acts_pointwise(function: Callable[[Array, Array], Array], problem: Problem,
     )
 
 
+def _checked_compilation(
+    function: Callable[[Array, Array], Array], problem: Problem, points: Array
+) -> CompiledFunction | None:
+    """A user's function in compiled code; None if that cannot be had, or gives other values in a trial."""
+    import torch
+
+    compilation = compiled_function(function, points, problem.parameters.dimension)
+    if compilation is None:
+        return None
+    y, x = _trial(problem, points)
+    with torch.no_grad():
+        expected = batch_last(function, x.clone(), y).permute(1, 2, 0)  # (K, Q, B)
+    found = compilation.at(x)(y).reshape(expected.shape)
+    rounding = float(1e3 * torch.finfo(y.dtype).eps * expected.abs().amax().nan_to_num(0.0, 0.0, 0.0))
+    return compilation if torch.allclose(found, expected, rtol=0.0, atol=rounding, equal_nan=True) else None
+
+
 def _trial(problem: Problem, points: Array) -> tuple[Array, Array]:
     """A few y (B, p) and x (K, Q, d) from all over the mesh, with lengths of axes that differ from each other."""
     import torch
@@ -236,12 +268,11 @@ def _misfit(what: str, found: Any, expected: tuple[int, ...]) -> ValueError:
     )
 
 
-def _range(values: Array) -> tuple[Array, Array]:
+def _range(values: Array) -> tuple[float, float]:
     """The least and the greatest of values (B, K, ·), NaN if one of them is."""
     if isinstance(values, np.ndarray):
-        return values.min(), values.max()
-    low, high = values.permute(1, 2, 0).aminmax()  # contiguous like this; it would copy other tensors
-    return low, high
+        return float(values.min()), float(values.max())
+    return extremes(values.permute(1, 2, 0))  # contiguous like this
 
 
 def _first(wrong: Array) -> tuple[int, ...]:
