@@ -181,7 +181,7 @@ def _checked_compilation(
         return None
     y, x = _trial(problem, points)
     with torch.no_grad():
-        expected = batch_last(function, x.clone(), y).permute(1, 2, 0)  # (K, Q, B)
+        expected = batch_last(function, x.clone(), y).permute(1, 2, 0).to(y.dtype)  # (K, Q, B)
     found = compilation.at(x)(y).reshape(expected.shape)
     rounding = float(1e3 * torch.finfo(y.dtype).eps * expected.abs().amax().nan_to_num(0.0, 0.0, 0.0))
     return compilation if torch.allclose(found, expected, rtol=0.0, atol=rounding, equal_nan=True) else None
@@ -272,7 +272,7 @@ def _range(values: Array) -> tuple[float, float]:
     """The least and the greatest of values (B, K, ·), NaN if one of them is."""
     if isinstance(values, np.ndarray):
         return float(values.min()), float(values.max())
-    return extremes(values.permute(1, 2, 0))  # contiguous like this
+    return extremes(values.detach().permute(1, 2, 0))  # contiguous like this
 
 
 def _first(wrong: Array) -> tuple[int, ...]:
