@@ -272,6 +272,20 @@ def dofs(V: fem.FunctionSpace) -> Ints:
     return _table(V.dofmap.list, V.dofmap.dof_layout.num_dofs, V.mesh).astype(np.int64)
 
 
+def abstract_vector(d: int, count: int) -> Any:
+    """A coefficient with `count` components on no mesh in particular, for forms that are read and not assembled.
+
+    Its polynomials are cubic, so that UFL does not take its second derivatives for zero.
+    """
+    name = _NAMES[d]
+    if _OLD:
+        cell = ufl.Cell(name, geometric_dimension=d)
+        domain = ufl.Mesh(ufl.VectorElement("Lagrange", cell, 1))
+        return ufl.Coefficient(ufl.FunctionSpace(domain, ufl.VectorElement("Lagrange", cell, 3, dim=count)))
+    domain = ufl.Mesh(basix.ufl.element("Lagrange", name, 1, shape=(d,)))
+    return ufl.Coefficient(ufl.FunctionSpace(domain, basix.ufl.element("Lagrange", name, 3, shape=(count,))))
+
+
 # ---- the reference cell ---------------------------------------------------------------------------------
 
 

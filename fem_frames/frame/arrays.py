@@ -7,6 +7,7 @@ N points and K cells of the finest level J, j a level, n_j functions of a family
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -246,10 +247,20 @@ class FrameArrays:
             wrong = "boundary points of the frame do not lie on its curves"
         elif problem.length not in (None, self.length):
             wrong = f"its length is {problem.length}, not {self.length}"
+        elif not self._has_equation(problem):
+            wrong = "its equation differs"
         elif problem.regions is not None and not np.array_equal(problem.regions(self.centres), self.regions):
             wrong = "its regions differ"
         if wrong:
             raise self.misfit(problem, wrong)
+
+    def _has_equation(self, problem: Problem) -> bool:
+        """Whether the programs of the frame are those of the problem; neither may have any."""
+        own = self.record.get("equation")
+        if own is None or problem.equation is None:
+            return own is None and problem.equation is None
+        found = problem.equation.compiled(self.dimension, problem.parameters.dimension).record()
+        return json.dumps(found) == json.dumps(own)
 
     def with_tags(self, problem: Problem) -> Problem:
         """The problem with region tags in place of names, by the names that the mesh of the frame had."""

@@ -273,10 +273,15 @@ def _tabulated_hats(reference: Floats, jacobian: Floats) -> tuple[Floats, Floats
 
 def find_element(name: str, dimension: int) -> Element:
     """The element with this name, from the library or from an imported subclass of `Element`."""
+    return element_class(name)(dimension)
+
+
+def element_class(name: str) -> type[Element]:
+    """The class of elements with this name."""
     if name not in _ELEMENTS:
         remedy = either("give --problem FILE.py that defines it", "import the module that defines it first")
         raise ValueError(f"there is no element {name!r}, only {', '.join(_ELEMENTS)}: {remedy}")
-    return _ELEMENTS[name](dimension)
+    return _ELEMENTS[name]
 
 
 def unrecorded_element(number: int, dimension: int) -> Element:

@@ -22,6 +22,7 @@ from fem_frames.messages import either
 from fem_frames.problem.boundary_description import describe_conditions, read_conditions
 from fem_frames.problem.coefficients import Affine, ByRegion, Coefficient, ExpAffine, Tabulated
 from fem_frames.problem.definition import Problem
+from fem_frames.problem.equation import Equation
 from fem_frames.problem.parameters import Gaussian, Uniform
 
 _TABULATED = {"affine": Affine, "exp-affine": ExpAffine}
@@ -67,7 +68,9 @@ def describe_problem(problem: Problem, points: Floats, regions: Ints) -> dict[st
     return described | ({"boundary": boundary} if boundary else {})
 
 
-def _describe_coefficient(coefficient: Coefficient, points: Floats, regions: Ints) -> dict[str, Any] | None:
+def _describe_coefficient(coefficient: Coefficient | Equation, points: Floats, regions: Ints) -> dict[str, Any] | None:
+    if isinstance(coefficient, Equation):  # the frame has its programs
+        return {"kind": "equation"}
     # Types are compared exactly: a user's subclass may evaluate something else.
     if type(coefficient) is ByRegion:
         return {
