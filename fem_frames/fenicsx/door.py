@@ -191,19 +191,21 @@ def arrays_of(mesh: dmesh.Mesh, cell_tags: Any = None, facet_tags: Any = None) -
 
 def _tagged_facets(mesh: dmesh.Mesh, tags: Any) -> tuple[Ints, npt.NDArray]:
     """Rows of coordinates(mesh) of the tagged facets of cells on this rank, and their tags."""
+    facets, indices = facet_nodes(mesh), np.asarray(tags.indices)
+    own = np.flatnonzero(indices < len(facets))
+    own = own[(facets[indices[own]] >= 0).all(axis=1)]
+    return facets[indices[own]], np.asarray(tags.values)[own]
+
+
+def facet_nodes(mesh: dmesh.Mesh) -> Ints:
+    """(facets, d) rows of coordinates(mesh) of the facets that this rank owns, -1 outside its cells. Collective."""
     topology, d = mesh.topology, mesh.topology.dim
-    topology.create_connectivity(d - 1, d)
-    topology.create_connectivity(d - 1, 0)
-    topology.create_connectivity(d, 0)
+    for pair in ((d - 1, d), (d, d - 1), (d - 1, 0), (d, 0)):
+        topology.create_connectivity(*pair)
     node_of_vertex = np.full(topology.index_map(0).size_local + topology.index_map(0).num_ghosts, -1, np.int64)
-    cell_vertices = topology.connectivity(d, 0)
-    for cell, row in enumerate(nodes(mesh)):
-        node_of_vertex[cell_vertices.links(cell)] = row
-    to_vertices = topology.connectivity(d - 1, 0)
-    facets = [node_of_vertex[to_vertices.links(f)] for f in tags.indices]
+    node_of_vertex[_table(topology.connectivity(d, 0), d + 1, mesh)] = nodes(mesh)
     # Two ranks know a facet between them; only its owner counts it.
-    keep = [i for i, f in enumerate(tags.indices) if f < topology.index_map(d - 1).size_local and facets[i].min() >= 0]
-    return np.array([facets[i] for i in keep], np.int64).reshape(-1, d), np.asarray(tags.values)[keep]
+    return node_of_vertex[topology.connectivity(d - 1, 0).array.reshape(-1, d)[: topology.index_map(d - 1).size_local]]
 
 
 def is_mesh(candidate: Any) -> bool:
@@ -242,6 +244,11 @@ def input_cells(mesh: dmesh.Mesh) -> Ints:
 def input_nodes(mesh: dmesh.Mesh) -> Ints:
     """(nodes,) input number of each row of coordinates(mesh)."""
     return np.asarray(mesh.geometry.input_global_indices, np.int64)
+
+
+def make_tags(mesh: dmesh.Mesh, dimension: int, entities: Ints, values: Ints) -> Any:
+    """Tags for measures of forms: of cells of this rank, or of facets by their rows in facet_nodes(mesh), ascending."""
+    return dmesh.meshtags(mesh, dimension, entities.astype(np.int32), values.astype(np.int32))
 
 
 # ---- spaces ---------------------------------------------------------------------------------------------

@@ -101,6 +101,11 @@ class Equation:
         return found
 
     @property
+    def has_function(self) -> bool:
+        """False for an equation that was read with its frame."""
+        return self.energy is not None or self.residual is not None
+
+    @property
     def what(self) -> str:
         """For messages."""
         return "the energy" if self.residual is None else "the residual"

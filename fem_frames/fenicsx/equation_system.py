@@ -1,0 +1,227 @@
+"""The equation of a user as a discrete system on a distributed mesh, from the function that returns its UFL form.
+
+K cells of this rank, F boundary facets of all ranks, d dimension, p parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fem_frames.fenicsx import door, petsc
+from fem_frames.fenicsx.boundary import BoundaryValues
+from fem_frames.fenicsx.door import ufl
+from fem_frames.fenicsx.field_space import FieldSpace
+from fem_frames.fenicsx.newton import LinearStep, NewtonSolver
+from fem_frames.fenicsx.parallel import together
+from fem_frames.fenicsx.petsc import PETSc
+from fem_frames.fenicsx.weak_forms import Arguments, component_count, fields_of
+from fem_frames.frame.discretisation import Discretisation
+from fem_frames.mesh.checks import group_tags
+from fem_frames.mesh.geometry import Floats, Ints
+from fem_frames.mesh.simplices import find
+from fem_frames.messages import either
+from fem_frames.problem.definition import Problem
+from fem_frames.problem.densities import Group
+from fem_frames.problem.equation import Equation, Unknown
+
+
+def check_equation(problem: Problem) -> None:
+    """Raises a ValueError if PETSc cannot solve the problem's equation."""
+    equation = problem.equation
+    if equation is None:
+        return
+    if not equation.has_function:
+        raise ValueError(
+            "the equation was read with its frame, without the function that returns its form, which PETSc needs: give "
+            f"the problem as {either('--problem FILE.py', 'problem=…, with its Equation')}"
+        )
+    quadratic = next((f.name for f in equation.fields if f.element == "P2"), None)
+    if quadratic is not None:
+        raise ValueError(f"PETSc's reference solutions have fields in P1 and RT0, but {quadratic} is in P2: use P1")
+
+
+@dataclass(frozen=True, eq=False)
+class MeshGroups:
+    """The groups of cells and boundary facets of the whole mesh."""
+
+    facets: Ints  # (F, d) points
+    facet_tags: Ints  # (F,), -1 without one
+    regions: Ints  # (cells of all ranks,)
+    facet_names: Mapping[str, int]
+    region_names: Mapping[str, int]
+
+    @classmethod
+    def of(cls, data: Discretisation) -> MeshGroups:
+        if data.groups is None:
+            raise ValueError("the frame has no groups of boundary facets: export it again")
+        return cls(data.groups.facets, data.groups.tags, data.regions, data.facet_names, data.region_names)
+
+
+class Integrals:
+    """Integrals over groups of cells and boundary facets of a distributed mesh, for forms of users."""
+
+    def __init__(self, mesh: Any, groups: MeshGroups, degree: int) -> None:
+        """Collective."""
+        d, own = mesh.topology.dim, groups.regions[door.input_cells(mesh)]
+        self._groups, self._tags = groups, {"dx": groups.regions, "ds": groups.facet_tags}
+        self._known = {name: np.unique(tags) for name, tags in self._tags.items()}
+        facets, values = self._own_facets(mesh, self._number("ds", groups.facet_tags))
+        cells = door.make_tags(mesh, d, np.arange(len(own)), self._number("dx", own))
+        metadata = {"quadrature_degree": degree}
+        self._measures = {
+            "dx": ufl.Measure("dx", domain=mesh, subdomain_data=cells, metadata=metadata),
+            "ds": ufl.Measure(
+                "ds", domain=mesh, subdomain_data=door.make_tags(mesh, d - 1, facets, values), metadata=metadata
+            ),
+        }
+
+    def _number(self, name: str, tags: Ints) -> Ints:
+        """Tags as 1, 2, …: DOLFINx takes positive ones only."""
+        return 1 + np.searchsorted(self._known[name], tags)
+
+    def _own_facets(self, mesh: Any, numbers: Ints) -> tuple[Ints, Ints]:
+        """The boundary facets that this rank owns, and their numbers, from those (F,) of the whole mesh. Collective."""
+        rows = door.facet_nodes(mesh)
+        outer, inside = np.unique(self._groups.facets), (rows >= 0).all(axis=1)
+        rows = door.input_nodes(mesh)[rows]
+        near = np.flatnonzero(inside & np.isin(rows, outer).all(axis=1))
+        # Numbering boundary points separately keeps the keys of facets within 64 bits.
+        place = find(np.searchsorted(outer, rows[near]), np.searchsorted(outer, self._groups.facets))
+        return near[place >= 0], numbers[place[place >= 0]]
+
+    def __call__(self, name: str) -> Callable[[Any, tuple[Group, ...]], Any]:
+        """Makes integrals by "dx" or "ds" from integrands and groups."""
+        names, what = {
+            "dx": (self._groups.region_names, "region"),
+            "ds": (self._groups.facet_names, "boundary facet"),
+        }[name]
+        measure = self._measures[name]
+
+        def made(integrand: Any, groups: tuple[Group, ...]) -> Any:
+            if name == "dx" and not groups:
+                return integrand * measure
+            # In 1D DOLFINx takes the points between ranks for boundary too, so all of the boundary is all of its tags.
+            tags = group_tags(groups, names, self._tags[name], what) if groups else self._known[name]
+            numbers = np.unique(self._number(name, np.asarray(tags)))
+            return sum((integrand * measure(int(number)) for number in numbers[1:]), integrand * measure(int(numbers[0])))
+
+        return made
+
+
+class EquationSystem:
+    """Maps y to the solution of the user's equation in a space."""
+
+    def __init__(
+        self,
+        space: FieldSpace,
+        problem: Problem,
+        integrals: Integrals,
+        boundary: Callable[[Floats], BoundaryValues],
+        solver: str,
+        petsc_options: Mapping[str, Any],
+    ) -> None:
+        self._space, self._boundary = space, boundary
+        self._y = door.constant(space.mesh, np.zeros(problem.parameters.dimension))
+        assert problem.equation is not None
+        residual, jacobian, energy = together(space.comm, lambda: self._forms(problem.equation, integrals))
+        self._residual, self._jacobian = door.compile_form(residual), door.compile_form(jacobian)
+        self._energy = None if energy is None else door.compile_form(energy)
+        self._matrix: PETSc.Mat | None = None
+        self._given = np.zeros(0, np.int64)  # dofs of this rank whose values are given
+        d = space.mesh.topology.dim
+        has_vectors = solver == "cg" and any(_is_displacement(f, d) for f in problem.equation.fields)
+        self._modes = list(near_kernel(space, problem.equation)) if has_vectors else []
+        kind = LinearStep if problem.density().is_linear else NewtonSolver
+        self.solver = kind(space.comm, solver, petsc_options, has_vectors=has_vectors)
+
+    def _forms(self, equation: Equation, integrals: Integrals) -> tuple[Any, Any, Any]:
+        """Residual, its derivative, and the energy or None."""
+        V, w, d = self._space.V, self._space.solution, self._space.mesh.topology.dim
+        v, x = ufl.TestFunction(V), ufl.SpatialCoordinate(self._space.mesh)
+        fields, tests = (fields_of(equation, d, _components(f, component_count(equation, d))) for f in (w, v))
+        has_energy = equation.residual is None
+        form = Arguments(equation, d, fields, [] if has_energy else tests, self._y, x).form(integrals)
+        residual = ufl.derivative(form, w, v) if has_energy else form
+        return residual, ufl.derivative(residual, w, ufl.TrialFunction(V)), form if has_energy else None
+
+    def solve(self, y: Floats) -> None:
+        """Solves for one y (1, p) into the solution of the space. Collective."""
+        space = self._space
+        given = together(space.comm, lambda: self._boundary(y))
+        self._y.value[:] = y[0]
+        x = PETSc.Vec().createMPI((space.V.dofmap.index_map.size_local, PETSc.DETERMINE), comm=space.comm)
+        # The lift is smooth, so Newton's method starts well; values on the boundary alone would have large gradients.
+        space.extend(given.lifts, x.array)
+        self._given = space.place(given.lifts, x.array)
+        self.solver.find(self, x)
+        space.set_solution(x.array_r)
+        x.destroy()
+
+    def residual(self, x: PETSc.Vec, into: PETSc.Vec) -> None:
+        """The residual at x, zero where values are given. Collective."""
+        self._space.set_solution(x.array_r)
+        found = petsc.assemble_vector(self._residual)
+        values = found.array_r.copy()
+        values[self._given] = 0
+        into.array[:] = values
+        found.destroy()
+
+    def jacobian(self, x: PETSc.Vec) -> PETSc.Mat:
+        """Its derivative at x, the identity where values are given. Collective."""
+        self._space.set_solution(x.array_r)
+        A = self._matrix = petsc.assemble_matrix(self._jacobian, into=self._matrix)
+        A.zeroRowsColumns((self._space.first + self._given).astype(PETSc.IntType), 1.0)
+        if self._modes:
+            A.setNearNullSpace(self._near_null_space())
+        return A
+
+    def loss(self, fields: Mapping[str, Floats]) -> float:
+        """The energy of the solution; zero for weak forms, which have none. Collective."""
+        return 0.0 if self._energy is None else door.integral(self._energy, self._space.comm)
+
+    def _near_null_space(self) -> PETSc.NullSpace:
+        basis: list[PETSc.Vec] = []
+        for mode in self._modes:
+            vector = self._matrix.createVecRight()
+            vector.array[:] = mode
+            vector.array[self._given] = 0
+            for other in basis:
+                vector.axpy(-vector.dot(other), other)
+            if vector.norm() > 1e-10:
+                vector.normalize()
+                basis.append(vector)
+        return PETSc.NullSpace().create(vectors=basis, comm=self._space.comm)
+
+
+def _components(function: Any, count: int) -> list[Any]:
+    return [function[i] for i in range(count)] if function.ufl_shape else [function]
+
+
+def _is_displacement(unknown: Unknown, d: int) -> bool:
+    """Whether a field may be a displacement, whose energy small rotations leave unchanged."""
+    return unknown.element == "P1" and unknown.components == d > 1
+
+
+def near_kernel(space: FieldSpace, equation: Equation) -> Iterator[Floats]:
+    """Dofs of this rank of rigid body modes for displacements, of constants for other fields, in P1."""
+    d, x, start = space.mesh.topology.dim, space.node_points(), 0
+    size = space.V.dofmap.index_map.size_local
+    for unknown in equation.fields:
+        own = range(start, start + len(unknown.names()))
+        start = own.stop
+        for k in own:
+            mode = np.zeros(size)
+            mode[space.dofs[k][0]] = 1.0
+            yield mode
+        if _is_displacement(unknown, d):
+            for i in range(d):
+                for j in range(i):
+                    mode = np.zeros(size)
+                    for k, of, sign in ((i, j, 1.0), (j, i, -1.0)):
+                        owned, node, _ = space.dofs[own[k]]
+                        mode[owned] = sign * x[node, of]
+                    yield mode
