@@ -1,4 +1,4 @@
-"""Equations for tests: problems in one to three dimensions on meshes with named groups, and their integrals in torch."""
+"""Equations for tests: problems in all dimensions on meshes with named groups, and their integrals in torch."""
 
 from dataclasses import replace
 
@@ -37,7 +37,7 @@ BOX = Uniform((0.5,) * 4, (1.5,) * 4)
 
 
 def named_mesh(d):
-    """Two cells per direction; the regions "soft" and "hard", the groups "left" and "right", and walls with the tag 9."""
+    """Two cells per direction; the regions "soft" and "hard", the groups "left", "right" and 9, the walls."""
     arrays = coarse_mesh(Grid((2,) * d, (0.0,) * d, (1.0, 0.8, 0.7)[:d]))
     centre, facets = arrays.points[arrays.cells].mean(axis=1), boundary_facets(arrays.cells)
     x = arrays.points[facets].mean(axis=1)[:, 0]
@@ -53,7 +53,9 @@ def named_mesh(d):
 
 
 def diffusion(u, y, x, dx, ds):
-    return y[0] * exp(0.3 * x[0]) * inner(grad(u), grad(u)) / 2 * dx - sin(y[1] * x[len(x) - 1]) * u * dx - u * ds("right")
+    return (
+        y[0] * exp(0.3 * x[0]) * inner(grad(u), grad(u)) / 2 * dx - sin(y[1] * x[len(x) - 1]) * u * dx - u * ds("right")
+    )
 
 
 def tensor(u, y, x, dx, ds):
@@ -146,7 +148,7 @@ def simple_problem(name, d):
     """The same fields with a quadratic energy, whose frame serves the same mesh."""
 
     def squares(*arguments):
-        fields, (dx, _) = arguments[: -4], arguments[-2:]
+        fields, (dx, _) = arguments[:-4], arguments[-2:]
         return sum(((inner(grad(f), grad(f)) + inner(f, f)) * dx for f in fields), 0 * dx)
 
     problem = problem_of(name, d)

@@ -253,8 +253,9 @@ def test_petsc_options_win_and_are_not_left_behind():
     try:
         loose = ReferenceSolver(problem, 3)
         tight = ReferenceSolver(problem, 3, petsc_options={"ksp_rtol": 1e-9, "pc_type": "jacobi"})
-        assert (loose._system.solver.ksp.getTolerances()[0], tight._system.solver.ksp.getTolerances()[0]) == (1e-5, 1e-9)
-        assert tight._system.solver.ksp.getPC().getType() == "jacobi"
+        by_default, by_argument = (made._system.solver.ksp for made in (loose, tight))
+        assert (by_default.getTolerances()[0], by_argument.getTolerances()[0]) == (1e-5, 1e-9)
+        assert by_argument.getPC().getType() == "jacobi"
         assert options.getReal("ksp_rtol") == 1e-5
         assert not options.hasName("pc_type")
     finally:

@@ -45,9 +45,10 @@ def has_petsc() -> bool:
 
 def petsc_lacks(exact: Formulation) -> str | None:
     """What PETSc lacks to solve this formulation; None if it can."""
-    if not exact.has_forms():
+    equation = exact.problem.equation
+    if equation is None and not exact.has_forms():
         return f"the formulation {exact.name} has no forms"
-    if isinstance(exact.problem, RecordedProblem):
+    if isinstance(exact.problem, RecordedProblem) or (equation is not None and not equation.has_function):
         return "the problem was read with its surrogate or frame and has no mesh for it"
     return None if has_petsc() else "it is not installed"
 

@@ -62,54 +62,65 @@ class MeshGroups:
 
 
 class Integrals:
-    """Integrals over groups of cells and boundary facets of a distributed mesh, for forms of users."""
+    """Integrals over groups of cells, "dx", or of boundary facets, "ds", of a distributed mesh, for forms of users."""
 
     def __init__(self, mesh: Any, groups: MeshGroups, degree: int) -> None:
         """Collective."""
-        d, own = mesh.topology.dim, groups.regions[door.input_cells(mesh)]
-        self._groups, self._tags = groups, {"dx": groups.regions, "ds": groups.facet_tags}
-        self._known = {name: np.unique(tags) for name, tags in self._tags.items()}
-        facets, values = self._own_facets(mesh, self._number("ds", groups.facet_tags))
-        cells = door.make_tags(mesh, d, np.arange(len(own)), self._number("dx", own))
-        metadata = {"quadrature_degree": degree}
+        d, cells = mesh.topology.dim, door.input_cells(mesh)
+        facets, place = _own_facets(mesh, groups.facets)
         self._measures = {
-            "dx": ufl.Measure("dx", domain=mesh, subdomain_data=cells, metadata=metadata),
-            "ds": ufl.Measure(
-                "ds", domain=mesh, subdomain_data=door.make_tags(mesh, d - 1, facets, values), metadata=metadata
-            ),
+            "dx": _Measure("region", groups.regions, groups.region_names),
+            "ds": _Measure("boundary facet", groups.facet_tags, groups.facet_names),
         }
-
-    def _number(self, name: str, tags: Ints) -> Ints:
-        """Tags as 1, 2, …: DOLFINx takes positive ones only."""
-        return 1 + np.searchsorted(self._known[name], tags)
-
-    def _own_facets(self, mesh: Any, numbers: Ints) -> tuple[Ints, Ints]:
-        """The boundary facets that this rank owns, and their numbers, from those (F,) of the whole mesh. Collective."""
-        rows = door.facet_nodes(mesh)
-        outer, inside = np.unique(self._groups.facets), (rows >= 0).all(axis=1)
-        rows = door.input_nodes(mesh)[rows]
-        near = np.flatnonzero(inside & np.isin(rows, outer).all(axis=1))
-        # Numbering boundary points separately keeps the keys of facets within 64 bits.
-        place = find(np.searchsorted(outer, rows[near]), np.searchsorted(outer, self._groups.facets))
-        return near[place >= 0], numbers[place[place >= 0]]
+        self._measures["dx"].on_mesh("dx", mesh, d, np.arange(len(cells)), cells, degree)
+        self._measures["ds"].on_mesh("ds", mesh, d - 1, facets, place, degree)
 
     def __call__(self, name: str) -> Callable[[Any, tuple[Group, ...]], Any]:
         """Makes integrals by "dx" or "ds" from integrands and groups."""
-        names, what = {
-            "dx": (self._groups.region_names, "region"),
-            "ds": (self._groups.facet_names, "boundary facet"),
-        }[name]
-        measure = self._measures[name]
+        chosen = self._measures[name]
 
         def made(integrand: Any, groups: tuple[Group, ...]) -> Any:
             if name == "dx" and not groups:
-                return integrand * measure
-            # In 1D DOLFINx takes the points between ranks for boundary too, so all of the boundary is all of its tags.
-            tags = group_tags(groups, names, self._tags[name], what) if groups else self._known[name]
-            numbers = np.unique(self._number(name, np.asarray(tags)))
-            return sum((integrand * measure(int(number)) for number in numbers[1:]), integrand * measure(int(numbers[0])))
+                return integrand * chosen.measure
+            # In 1D DOLFINx takes points between ranks for boundary too, but these have no tags.
+            first, *others = chosen.numbers(groups)
+            return sum((integrand * chosen.measure(k) for k in others), integrand * chosen.measure(first))
 
         return made
+
+
+class _Measure:
+    """A measure with the tags of its groups, numbered 1, 2, … because DOLFINx takes positive ones only."""
+
+    def __init__(self, what: str, tags: Ints, names: Mapping[str, int]) -> None:
+        """`tags` are those of the whole mesh."""
+        self._what, self._tags, self._names = what, tags, names
+        self._known = np.unique(tags)
+
+    def on_mesh(self, name: str, mesh: Any, dimension: int, entities: Ints, place: Ints, degree: int) -> None:
+        """Makes the measure from the entities of this rank and their places in the tags of the whole mesh."""
+        tags = door.make_tags(mesh, dimension, entities, self._number(self._tags[place]))
+        metadata = {"quadrature_degree": degree}
+        self.measure = ufl.Measure(name, domain=mesh, subdomain_data=tags, metadata=metadata)
+
+    def _number(self, tags: Ints) -> Ints:
+        return 1 + np.searchsorted(self._known, tags)
+
+    def numbers(self, groups: tuple[Group, ...]) -> list[int]:
+        """The numbers of groups; of all tags, and of what has none, without groups."""
+        tags = group_tags(groups, self._names, self._tags, self._what) if groups else self._known
+        return [int(number) for number in np.unique(self._number(np.asarray(tags)))]
+
+
+def _own_facets(mesh: Any, facets: Ints) -> tuple[Ints, Ints]:
+    """The boundary facets that this rank owns, and their places among those (F, d) of the whole mesh. Collective."""
+    rows = door.facet_nodes(mesh)
+    outer, inside = np.unique(facets), (rows >= 0).all(axis=1)
+    rows = door.input_nodes(mesh)[rows]
+    near = np.flatnonzero(inside & np.isin(rows, outer).all(axis=1))
+    # Numbering boundary points separately keeps the keys of facets within 64 bits.
+    place = find(np.searchsorted(outer, rows[near]), np.searchsorted(outer, facets))
+    return near[place >= 0], place[place >= 0]
 
 
 class EquationSystem:
@@ -126,15 +137,16 @@ class EquationSystem:
     ) -> None:
         self._space, self._boundary = space, boundary
         self._y = door.constant(space.mesh, np.zeros(problem.parameters.dimension))
-        assert problem.equation is not None
-        residual, jacobian, energy = together(space.comm, lambda: self._forms(problem.equation, integrals))
+        equation = problem.equation
+        assert equation is not None
+        residual, jacobian, energy = together(space.comm, lambda: self._forms(equation, integrals))
         self._residual, self._jacobian = door.compile_form(residual), door.compile_form(jacobian)
         self._energy = None if energy is None else door.compile_form(energy)
         self._matrix: PETSc.Mat | None = None
         self._given = np.zeros(0, np.int64)  # dofs of this rank whose values are given
         d = space.mesh.topology.dim
-        has_vectors = solver == "cg" and any(_is_displacement(f, d) for f in problem.equation.fields)
-        self._modes = list(near_kernel(space, problem.equation)) if has_vectors else []
+        has_vectors = solver == "cg" and any(_is_displacement(f, d) for f in equation.fields)
+        self._modes = list(near_kernel(space, equation)) if has_vectors else []
         kind = LinearStep if problem.density().is_linear else NewtonSolver
         self.solver = kind(space.comm, solver, petsc_options, has_vectors=has_vectors)
 
@@ -176,17 +188,17 @@ class EquationSystem:
         A = self._matrix = petsc.assemble_matrix(self._jacobian, into=self._matrix)
         A.zeroRowsColumns((self._space.first + self._given).astype(PETSc.IntType), 1.0)
         if self._modes:
-            A.setNearNullSpace(self._near_null_space())
+            A.setNearNullSpace(self._near_null_space(A))
         return A
 
     def loss(self, fields: Mapping[str, Floats]) -> float:
         """The energy of the solution; zero for weak forms, which have none. Collective."""
         return 0.0 if self._energy is None else door.integral(self._energy, self._space.comm)
 
-    def _near_null_space(self) -> PETSc.NullSpace:
+    def _near_null_space(self, A: PETSc.Mat) -> PETSc.NullSpace:
         basis: list[PETSc.Vec] = []
         for mode in self._modes:
-            vector = self._matrix.createVecRight()
+            vector = A.createVecRight()
             vector.array[:] = mode
             vector.array[self._given] = 0
             for other in basis:

@@ -40,7 +40,7 @@ class FieldSpace:
         self.solution = fem.Function(V)
         parts = [V] if len(fields) == 1 else [V.sub(i) for i in range(len(fields))]
         self.dofs = [_nodal_dofs(f, part, V) for f, part in zip(fields, parts, strict=True)]
-        """For each field the owned dofs, the nodal value of each, and factors: a dof is its nodal value times its factor."""
+        """For each field owned dofs, the nodal value of each, and factors: a dof is the nodal value times its factor."""
 
     @property
     def first(self) -> int:
@@ -48,7 +48,7 @@ class FieldSpace:
         return int(self.V.dofmap.index_map.local_range[0])
 
     def place(self, lifts: Sequence[Floats], x: Floats) -> Ints:
-        """Writes given values into the dofs x of this rank, from nodal values (n,) of each field; returns their places."""
+        """Writes given values into the dofs x of this rank, from nodal values (n,) of fields; returns their places."""
         places = []
         for f, lift, (owned, place, factor) in zip(self.fields, lifts, self.dofs, strict=True):
             given = f.fixed[place]

@@ -26,6 +26,7 @@ INNER_TOLERANCE = 1e-8
 """Of conjugate gradients in a step of Newton's method."""
 LEFT_OVER = 1e-3
 """The part of the residual that a linear solver leaves only if the matrix is singular."""
+ROUNDING = 1e-13
 
 
 class DiscreteEquation(Protocol):
@@ -47,13 +48,14 @@ class LinearStep(KrylovSolver):
         b, step = A.createVecLeft(), A.createVecRight()
         equation.residual(x, b)
         size = _checked_norm(b)
+        least = ROUNDING * A.norm() * x.norm()  # x may be the solution already
         self(A, b, step)
         x.axpy(-1.0, step)
         equation.residual(x, b)
         rest = b.norm()
         for vector in (b, step):
             vector.destroy()
-        if not rest <= LEFT_OVER * size:
+        if not rest <= LEFT_OVER * size + least:
             raise RuntimeError(
                 f"PETSc's {self.ksp.getPC().getType()} reduces the residual {size:.1e} to {rest:.1e} only: the matrix "
                 "is singular or badly scaled; has the equation exactly one solution? Values on a part of the boundary "

@@ -76,7 +76,10 @@ def _solver_of_equation(density: Density, solver: str | None) -> str:
             f"the equation has {why}, for which there is no multigrid with conjugate gradients; use "
             + option("solver", "lu")
         )
-    return solver or offered[nodal and density.is_linear and density.dimension == 3]
+    if solver is not None:
+        return solver
+    # In 3D LU needs far more memory than multigrid; in 1D and 2D it is as fast, and works for all coefficients.
+    return "cg" if nodal and density.is_linear and density.dimension == 3 else "lu"
 
 
 @dataclass(frozen=True, eq=False)
