@@ -40,7 +40,7 @@ class FieldSpace:
         self.solution = fem.Function(V)
         parts = [V] if len(fields) == 1 else [V.sub(i) for i in range(len(fields))]
         self.dofs = [_nodal_dofs(f, part, V) for f, part in zip(fields, parts, strict=True)]
-        """For each field owned dofs, the nodal value of each, and factors: a dof is the nodal value times its factor."""
+        """For each field owned dofs, the nodal value of each, and its factor: a dof is its nodal value times that."""
 
     @property
     def first(self) -> int:

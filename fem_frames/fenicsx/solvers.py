@@ -78,7 +78,7 @@ def _solver_of_equation(density: Density, solver: str | None) -> str:
         )
     if solver is not None:
         return solver
-    # In 3D LU needs far more memory than multigrid; in 1D and 2D it is as fast, and works for all coefficients.
+    # LU suits all coefficients, but in 3D it needs far more memory than multigrid.
     return "cg" if nodal and density.is_linear and density.dimension == 3 else "lu"
 
 
