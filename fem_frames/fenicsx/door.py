@@ -35,6 +35,8 @@ try:
     from dolfinx import cpp, fem, io
     from dolfinx import mesh as dmesh
     from mpi4py import MPI
+    from ufl.algorithms.apply_algebra_lowering import apply_algebra_lowering
+    from ufl.algorithms.apply_derivatives import apply_derivatives
 except ModuleNotFoundError as error:
     raise no_fenicsx(error) from error
 
@@ -284,6 +286,13 @@ def abstract_vector(d: int, count: int) -> Any:
         return ufl.Coefficient(ufl.FunctionSpace(domain, ufl.VectorElement("Lagrange", cell, 3, dim=count)))
     domain = ufl.Mesh(basix.ufl.element("Lagrange", name, 1, shape=(d,)))
     return ufl.Coefficient(ufl.FunctionSpace(domain, basix.ufl.element("Lagrange", name, 3, shape=(count,))))
+
+
+def lowered(form: Any) -> Any:
+    """A UFL form or expression without tensor algebra and derivatives: sums, products and functions of components."""
+    for _ in range(2):  # derivatives make new products
+        form = apply_derivatives(apply_algebra_lowering(form))
+    return form
 
 
 # ---- the reference cell ---------------------------------------------------------------------------------
