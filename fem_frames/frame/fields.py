@@ -5,9 +5,9 @@ N points, F facets of a mesh.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,8 @@ from fem_frames.mesh.geometry import Floats
 from fem_frames.mesh.hierarchy import MeshHierarchy
 from fem_frames.problem.definition import Problem
 from fem_frames.problem.equation import ELEMENTS, MOST_COMPONENTS, Unknown
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,6 +116,26 @@ class Field:
                 )
             return Unknown(self.name, names[self.element.name], self.components, self.dirichlet)
         return Unknown(self.name, self.element, self.components, self.dirichlet)
+
+
+def joined_components(fields: Mapping[str, T], stack: Callable[[list[T]], T], count: int | None = None) -> dict[str, T]:
+    """The fields with components "u[0]", "u[1]", … joined to "u"; with `count` only those of so many components."""
+    groups: dict[str, list[str]] = {}
+    for name in fields:
+        groups.setdefault(vector_name(name) or name, []).append(name)
+    found: dict[str, T] = {}
+    for name, parts in groups.items():
+        if vector_name(parts[0]) is None or count not in (None, len(parts)):
+            found |= {part: fields[part] for part in parts}
+        else:
+            found[name] = stack([fields[part] for part in parts])
+    return found
+
+
+def vector_name(name: str) -> str | None:
+    """The name of the vector field that a frame field "u[1]" is a component of; None for others."""
+    base, bracket, rest = name.rpartition("[")
+    return base if bracket and base and rest.endswith("]") and rest[:-1].isdigit() else None
 
 
 def field_data(name: str) -> Callable[[MeshHierarchy, Problem], EssentialData]:
