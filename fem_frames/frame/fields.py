@@ -58,6 +58,16 @@ def neumann_fluxes(hierarchy: MeshHierarchy, problem: Problem) -> EssentialData:
     return given_fluxes(hierarchy, problem)
 
 
+def bubble_values(hierarchy: MeshHierarchy, problem: Problem) -> EssentialData:
+    """u is given on the Dirichlet part, on its edges: `EdgeBubbles` have what P1 lacks of it. See docs/formulations.md.
+
+    The value of an edge is the value of the data at its midpoint minus the mean of the data at its ends.
+    """
+    from fem_frames.frame.edge_bubbles import given_bubbles
+
+    return given_bubbles(hierarchy, problem)
+
+
 @dataclass(frozen=True)
 class Field:
     """An unknown function of a formulation: `Field("u", P1)`, or `Field("sigma", RT0, neumann_fluxes)`.
@@ -75,7 +85,7 @@ class Field:
             raise ValueError(f"the name of a field is {self.name!r}; a text is expected")
         if not isinstance(self.element, type) or not issubclass(self.element, Element):
             raise ValueError(
-                f"the element of {self.name} is {self.element!r}; a class is expected: P1, P1Values or RT0"
+                f"the element of {self.name} is {self.element!r}; a class is expected: P1, P1Values, EdgeBubbles or RT0"
             )
         if not callable(self.essential):
             raise ValueError(f"essential of {self.name} is {self.essential!r}; a function of hierarchy and problem")
