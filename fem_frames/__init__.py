@@ -60,6 +60,7 @@ _HOMES = {
     "Affine": "problem.coefficients",
     "ByRegion": "problem.coefficients",
     "ExpAffine": "problem.coefficients",
+    "Equation": "problem.equation",
     "Gaussian": "problem.parameters",
     "Parameter": "problem.boundary",
     "Pointwise": "problem.coefficients",
@@ -117,6 +118,7 @@ if TYPE_CHECKING:
     from fem_frames.problem.catalogue import PROBLEMS
     from fem_frames.problem.coefficients import Affine, ByRegion, ExpAffine, Pointwise, namespace
     from fem_frames.problem.definition import Gaussian, Problem, Uniform
+    from fem_frames.problem.equation import Equation
     from fem_frames.problem.loading import make_problem
     from fem_frames.solvers.bounds import ErrorBound, certify, error_bound
     from fem_frames.solvers.conjugate_gradients import conjugate_gradients
@@ -142,6 +144,7 @@ if TYPE_CHECKING:
         "EdgeBubbles",
         "Element",
         "Energy",
+        "Equation",
         "ErrorBound",
         "ErrorNorm",
         "EssentialData",

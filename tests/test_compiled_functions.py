@@ -13,7 +13,7 @@ from fem_frames.problem import compiled_functions, compiled_values
 from fem_frames.problem.coefficients import Pointwise, namespace
 from fem_frames.problem.compiled_functions import compiled_function
 from fem_frames.problem.evaluation import batch_last
-from fem_frames.problem.programs import recorded
+from fem_frames.problem.recording import recorded
 
 pytestmark = pytest.mark.serial
 

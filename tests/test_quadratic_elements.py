@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import ufl
 from curved_meshes import plate_problem
 from frames import bent, case, dense_differential, samples
 from oracles import sine_problem, slope
@@ -15,6 +16,7 @@ from walls import NAMES, cube, ramp, wave
 from fem_frames import (
     ByRegion,
     EdgeBubbles,
+    Equation,
     Field,
     Frame,
     FrameArrays,
@@ -287,6 +289,56 @@ def test_a_reaction_without_forms_of_its_own_has_none():
     assert P2Energy.has_forms()
     assert P2Reaction.has_forms()
     assert not Without.has_forms()
+
+
+# ---- equations of users in P2
+
+
+@pytest.mark.parametrize("name", CONDITIONS)
+@pytest.mark.parametrize("d", [1, 2, 3])
+def test_equations_have_the_solutions_of_the_formulation(d, name):
+    """The states of bubbles are shifted to quadrature points in the unit that they have on the mesh."""
+    problem = with_conditions(d, name)
+
+    def energy(u, y, x, dx, ds):
+        a = 1 + y[0] * x[0] + y[1] * x[d - 1] ** 2
+        return (a / 2 * ufl.dot(ufl.grad(u), ufl.grad(u)) - (1 + y[1] * x[0] ** 2) * u) * dx
+
+    own = replace(problem, coefficient=Equation(Field("u", "P2"), energy=energy), source=1.0)
+    levels = {1: 3, 2: 2, 3: 1}[d]
+    expected, found = made(problem, levels), made(own, levels, formulation="energy")
+    y = samples(problem, 2)
+    one, other = (formulation.synthesise(solve(formulation, y, 1e-12).w, y) for formulation in (expected, found))
+    for field in ("u", "u bubbles"):
+        torch.testing.assert_close(other[field], one[field], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("d", [2, 3])
+def test_quadratic_vectors_are_exact(d):
+    """u = (x0² + y0 x0 + x1², x0 x1), given on the left, with tractions on the other walls."""
+
+    def energy(u, y, x, dx, ds):
+        load = (2 + y[0]) * u[0] * ds("right") + 2 * u[0] * ds("top")
+        load += x[1] * u[1] * ds("right") + x[0] * u[1] * ds("top") - x[0] * u[1] * ds("bottom")
+        return (ufl.inner(ufl.grad(u), ufl.grad(u)) / 2 + 4 * u[0]) * dx - load
+
+    field = Field("u", "P2", components=2, dirichlet={"left": (lambda x: x[:, 1] ** 2, 0.0)})
+    problem = Problem(cube(d), Equation(field, energy=energy), Uniform((0.0,), (1.0,)), quadrature_degree=4)
+    formulation, y = made(problem, 1, formulation="energy"), torch.tensor([[0.25], [0.75]], dtype=torch.float64)
+    w = solve(formulation, y, 1e-12).w
+    found, arrays = formulation.synthesise(w, y), formulation.frame.arrays
+    edges = arrays.simplices(len(arrays.levels) - 1, 1)[0]
+    for k, part in enumerate(
+        (lambda x: x[..., 0] ** 2 + y * x[..., 0] + x[..., 1] ** 2, lambda x: x[..., 0] * x[..., 1])
+    ):
+        points = torch.as_tensor(arrays.points.copy())
+        at_points, middles = part(points).expand(2, -1), part(points[edges].mean(dim=1)).expand(2, -1)
+        torch.testing.assert_close(found[f"u[{k}]"], at_points, rtol=0, atol=1e-9)
+        bubbles = bubbles_from_middles(at_points.numpy(), middles.numpy(), edges)
+        np.testing.assert_allclose(found[f"u[{k}] bubbles"], bubbles, rtol=0, atol=1e-9)
+    x = np.random.default_rng(0).uniform(size=(5, d))
+    outputs = OutputMap(formulation, PointValues(x, "u[1]"))
+    np.testing.assert_allclose(outputs.values(w, y)[1], x[:, 0] * x[:, 1], atol=1e-9)
 
 
 # ---- what the elements are for

@@ -17,7 +17,7 @@ def node_dofs(V: fem.FunctionSpace, whole: fem.FunctionSpace) -> tuple[Ints, Int
     """Owned dofs of a P1 or P2 (sub)space at points, in the local numbering of `whole`, and the input node of each."""
     index_map = whole.dofmap.index_map
     node = np.full(index_map.size_local + index_map.num_ghosts, -1, np.int64)
-    node[door.dofs_of_entities(V, 0)] = door.nodes(V.mesh)
+    node[_dofs_of_parts(V, 0)] = door.nodes(V.mesh)
     owned = np.flatnonzero(node[: index_map.size_local] >= 0)
     return owned, door.input_nodes(V.mesh)[node[owned]]
 
@@ -30,7 +30,7 @@ def edge_dofs(V: fem.FunctionSpace, whole: fem.FunctionSpace, edges: Ints) -> tu
     index_map, d = whole.dofmap.index_map, V.mesh.topology.dim
     place = np.full(index_map.size_local + index_map.num_ghosts, -1, np.int64)
     table = door.input_nodes(V.mesh)[door.nodes(V.mesh)][:, door.entities(d, 1)]  # (K, L, 2)
-    place[door.dofs_of_entities(V, 1)] = find(table.reshape(-1, 2), edges).reshape(table.shape[:2])
+    place[_dofs_of_parts(V, 1)] = find(table.reshape(-1, 2), edges).reshape(table.shape[:2])
     owned = np.flatnonzero(place[: index_map.size_local] >= 0)
     return owned, place[owned]
 
@@ -76,3 +76,9 @@ def global_node_dofs(V: fem.FunctionSpace, whole: fem.FunctionSpace, wanted: Int
     here = node < len(of_node)
     of_node[node[here]] = whole.dofmap.index_map.local_to_global(local[here].astype(np.int32))
     return of_node[wanted]
+
+
+def _dofs_of_parts(V: fem.FunctionSpace, k: int) -> Ints:
+    """(K, C) local dofs of the k-dimensional parts of each cell, one for each part, in the order of `door.entities`."""
+    layout, count = V.dofmap.dof_layout, len(door.entities(V.mesh.topology.dim, k))
+    return np.asarray(door.dofs(V)[:, [layout.entity_dofs(k, i)[0] for i in range(count)]])

@@ -35,6 +35,8 @@ try:
     from dolfinx import cpp, fem, io
     from dolfinx import mesh as dmesh
     from mpi4py import MPI
+    from ufl.algorithms.apply_algebra_lowering import apply_algebra_lowering
+    from ufl.algorithms.apply_derivatives import apply_derivatives
 except ModuleNotFoundError as error:
     raise no_fenicsx(error) from error
 
@@ -272,10 +274,25 @@ def dofs(V: fem.FunctionSpace) -> Ints:
     return _table(V.dofmap.list, V.dofmap.dof_layout.num_dofs, V.mesh).astype(np.int64)
 
 
-def dofs_of_entities(V: fem.FunctionSpace, k: int) -> Ints:
-    """(cells, C) local dofs of the k-dimensional parts of each cell, one for each part, in the order of `entities`."""
-    layout, count = V.dofmap.dof_layout, len(entities(V.mesh.topology.dim, k))
-    return dofs(V)[:, [layout.entity_dofs(k, i)[0] for i in range(count)]]
+def abstract_vector(d: int, count: int) -> Any:
+    """A coefficient with `count` components on no mesh in particular, for forms that are read and not assembled.
+
+    Its polynomials are cubic, so that UFL does not take its second derivatives for zero.
+    """
+    name = _NAMES[d]
+    if _OLD:
+        cell = ufl.Cell(name, geometric_dimension=d)
+        domain = ufl.Mesh(ufl.VectorElement("Lagrange", cell, 1))
+        return ufl.Coefficient(ufl.FunctionSpace(domain, ufl.VectorElement("Lagrange", cell, 3, dim=count)))
+    domain = ufl.Mesh(basix.ufl.element("Lagrange", name, 1, shape=(d,)))
+    return ufl.Coefficient(ufl.FunctionSpace(domain, basix.ufl.element("Lagrange", name, 3, shape=(count,))))
+
+
+def lowered(form: Any) -> Any:
+    """A UFL form or expression without tensor algebra and derivatives: sums, products and functions of components."""
+    for _ in range(2):  # derivatives make new products
+        form = apply_derivatives(apply_algebra_lowering(form))
+    return form
 
 
 # ---- the reference cell ---------------------------------------------------------------------------------
@@ -323,20 +340,29 @@ def integral(form: Any, comm: MPI.Comm) -> float:
 
 
 def nodal_function(mesh: dmesh.Mesh, values: Floats, name: str) -> fem.Function:
-    """P1 function with the given values (N,) at the input nodes."""
-    V = space(mesh, "P")
+    """P1 function with the given values (N,), or vectors (N, d), at the input nodes."""
+    values = np.asarray(values)
+    V = space(mesh, "P") if values.ndim == 1 else _vector_space(mesh, ("P", 1))
     function = fem.Function(V)
     function.name = name
-    function.x.array[dofs(V)] = np.asarray(values)[input_nodes(mesh)[nodes(mesh)]]
+    of_nodes = values.reshape(len(values), -1)
+    function.x.array.reshape(-1, of_nodes.shape[1])[dofs(V)] = of_nodes[input_nodes(mesh)[nodes(mesh)]]
     function.x.scatter_forward()
     return function
+
+
+def _vector_space(mesh: dmesh.Mesh, element: tuple[str, int]) -> fem.FunctionSpace:
+    """Vectors with d components in a scalar element."""
+    if _OLD:
+        return fem.VectorFunctionSpace(mesh, element)
+    return fem.functionspace(mesh, (*element, (mesh.geometry.dim,)))
 
 
 @_compiling
 def cell_function(mesh: dmesh.Mesh, values: Floats, name: str) -> fem.Function:
     """Vector function that is constant on cells, with the given values (K, d) on the input cells."""
     d = values.shape[1]
-    V = fem.VectorFunctionSpace(mesh, ("DG", 0)) if _OLD else fem.functionspace(mesh, ("DG", 0, (d,)))
+    V = _vector_space(mesh, ("DG", 0))
     function = fem.Function(V)
     function.name = name
     of_cell = dofs(V)[:, 0]
@@ -346,7 +372,7 @@ def cell_function(mesh: dmesh.Mesh, values: Floats, name: str) -> fem.Function:
 
 
 def write_xdmf(path: str | Path, points: Floats, cells: Ints, **fields: Floats) -> None:
-    """Writes XDMF and HDF5 for ParaView: a mesh from arrays, and named fields at points (N,) or on cells (K, d)."""
+    """Writes XDMF and HDF5 for ParaView: a mesh from arrays, and named fields at points or on cells."""
     write_xdmf_series(path, points, cells, [fields])
 
 
@@ -357,7 +383,7 @@ def write_xdmf_series(path: str | Path, points: Floats, cells: Ints, steps: Sequ
         file.write_mesh(mesh)
         for time, fields in enumerate(steps):
             for name, values in fields.items():
-                make = nodal_function if np.ndim(values) == 1 else cell_function
+                make = nodal_function if len(values) == len(points) else cell_function
                 file.write_function(make(mesh, values, name), float(time))
 
 

@@ -146,7 +146,7 @@ class ReferenceSolver:
         corners = door.coordinates(self.mesh)[door.nodes(self.mesh)]
         at = np.einsum("qn,knd->kqd", hats, corners)  # (K, Q, d)
         regions = self._data.regions[door.input_cells(self.mesh)]
-        self._points, self._tables = at, together(comm, lambda: problem.coefficient.tabulate(at, regions))
+        self._points, self._tables = at, together(comm, lambda: problem.tabulate(at, regions))
 
     def _set_up_forms(self) -> None:
         mesh, degree = self.mesh, self.problem.quadrature_degree

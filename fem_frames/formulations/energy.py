@@ -57,6 +57,10 @@ class Energy(Formulation):
 
     @classmethod
     def variant(cls, problem: Problem) -> type[Formulation]:
+        if cls is Energy and getattr(problem, "equation", None) is not None:
+            from fem_frames.formulations.equations import equation_class
+
+            return equation_class(problem)
         if cls is Energy and any(c.kind == "robin" for c in getattr(problem, "conditions", ())):
             from fem_frames.formulations.robin import RobinEnergy
 

@@ -115,7 +115,7 @@ class Formulation(ABC):
         except (ValueError, IndexError) as error:
             raise ValueError(f"problem {problem.name} does not fit the frame: {error}") from error
         self._points = self._as_data(points)  # (K, Q, d)
-        self._data = PointData(problem, self._points, tuple(self._as_data(table) for table in coefficient_tables))
+        self._data = self._point_data(tuple(self._as_data(table) for table in coefficient_tables))
         self._weights = self._as_data(arrays.rule_weights)  # (Q,)
         self._sum_points = PointSum(self._weights)
         lift = self._as_data(level_matrices.lift_states(arrays))[None]  # (1, K m)
@@ -128,6 +128,10 @@ class Formulation(ABC):
             self.boundary = BoundaryTerms(arrays, problem, self.wide, frame.device)
         self.lifted = bool((self._lift != 0).any()) or self.lift_needs_y
         """Whether the lift has nonzero states; a constant lift of P1 has none."""
+
+    def _point_data(self, tables: tuple[Tensor, ...]) -> PointData:
+        """What evaluates a_y and f_y; `tables` come from `Problem.tabulate`."""
+        return PointData(self.problem, self._points, tables)
 
     @property
     def lift_needs_y(self) -> bool:
@@ -161,6 +165,10 @@ class Formulation(ABC):
         if is_plain(f):
             self._data.check_source(f, wide)
         return f.permute(1, 2, 0)
+
+    def check_values(self, y: Tensor) -> None:
+        """Raises a ValueError if a_y is not positive and finite; in training steps only a test is kept."""
+        self.coefficient(y)
 
     def check_data(self, y: Tensor) -> None:
         """Raises a ValueError if a_y is not positive, f_y is not finite, or the precision is too low for them."""
@@ -279,7 +287,7 @@ class Formulation(ABC):
 
     def load(self, y: Tensor) -> Tensor:
         """(B, Nhat) right-hand side of DᵀC_yD w = load."""
-        self.coefficient(y)  # raises if a_y is wrong
+        self.check_values(y)
         load = self.frame.D.T(self.state_load(y)) + self.frame_functional(y)
         return load.expand(self.check_parameters(y).shape[0], -1)
 

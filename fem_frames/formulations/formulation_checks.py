@@ -35,7 +35,7 @@ def check_class(kind: type[Formulation]) -> None:
 def check_fields(arrays: FrameArrays, kind: type[Formulation]) -> None:
     """Raises a ValueError unless the frame has the fields of the formulation."""
     found = [(f.name, f.element.name) for f in arrays.fields]
-    expected = [(f.name, f.element.name) for f in kind.fields]
+    expected = [(f.name, f.kind.name) for f in kind.fields]
     if found != expected:
         shown, wanted = (", ".join(f"{name} in {element}" for name, element in pairs) for pairs in (found, expected))
         raise ValueError(f"the frame has the fields {shown}, but {kind.name} has {wanted}: export it again")

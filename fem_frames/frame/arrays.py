@@ -7,6 +7,7 @@ N points and K cells of the finest level J, j a level, n_j functions of a family
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -20,7 +21,7 @@ from fem_frames.files import load_arrays, one_line, save_arrays
 from fem_frames.frame.boundary import BoundaryFacets, LiftShape, shapes_from_flat
 from fem_frames.frame.coarsening import coarsened
 from fem_frames.frame.curvature import moved_points
-from fem_frames.frame.elements import Element, find_element, unrecorded_element
+from fem_frames.frame.elements import Element, element_class, unrecorded_element
 from fem_frames.frame.facet_groups import FacetGroups
 from fem_frames.frame.families import FrameFamily
 from fem_frames.frame.frame_checks import check_frame, check_geometry, check_record
@@ -221,10 +222,20 @@ class FrameArrays:
             wrong = "boundary points of the frame do not lie on its curves"
         elif problem.length not in (None, self.length):
             wrong = f"its length is {problem.length}, not {self.length}"
+        elif not self._has_equation(problem):
+            wrong = "its equation differs"
         elif problem.regions is not None and not np.array_equal(problem.regions(self.centres), self.regions):
             wrong = "its regions differ"
         if wrong:
             raise self.misfit(problem, wrong)
+
+    def _has_equation(self, problem: Problem) -> bool:
+        """Whether the programs of the frame are those of the problem; neither may have any."""
+        own = self.record.get("equation")
+        if own is None or problem.equation is None:
+            return own is None and problem.equation is None
+        found = problem.equation.compiled(self.dimension, problem.parameters.dimension).record()
+        return json.dumps(found) == json.dumps(own)
 
     def with_tags(self, problem: Problem) -> Problem:
         """The problem with region tags in place of names, by the names that the mesh of the frame had."""
@@ -345,7 +356,7 @@ def _elements(record: Mapping[str, Any], dimension: int, volumes: Floats) -> lis
     if names is None:
         kinds = [unrecorded_element(k) for k in range(len(record["fields"]))]
     else:
-        kinds = [find_element(name) for name in names]
+        kinds = [element_class(name) for name in names]
     found = [kind.for_mesh(dimension, volumes) for kind in kinds]
     for (name, degree), element in zip(record["fields"], found, strict=True):
         if degree != element.degree:

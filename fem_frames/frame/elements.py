@@ -287,8 +287,8 @@ def _tabulated_hats(reference: Floats, jacobian: Floats) -> tuple[Floats, Floats
     return values.reshape(K, Q, d + 1), gradients
 
 
-def find_element(name: str) -> type[Element]:
-    """The element with this name, from the library or from an imported subclass of `Element`."""
+def element_class(name: str) -> type[Element]:
+    """The class of elements with this name, from the library or an imported subclass of `Element`."""
     from fem_frames.frame import edge_bubbles  # noqa: F401 (defines an element)
 
     if name not in _ELEMENTS:

@@ -88,6 +88,7 @@ def export_frame(
             **({"normalisation": problem.normalisation} if problem.normalisation != "H1" else {}),
             **({"region_names": dict(hierarchy.region_names)} if hierarchy.region_names else {}),
             **({"facet_names": dict(hierarchy.facet_names)} if hierarchy.facet_names else {}),
+            **({"equation": problem.density().record()} if problem.equation is not None else {}),
             **({"curved": sorted(map(str, problem.curved))} if problem.curved else {}),
             **door.versions(),
         },

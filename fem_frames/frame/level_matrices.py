@@ -23,6 +23,7 @@ from fem_frames.frame.curvature import child_offsets, transported
 from fem_frames.frame.edge_bubbles import EdgeBubbles
 from fem_frames.frame.elements import P1, RT0
 from fem_frames.frame.families import FrameFamily
+from fem_frames.frame.fields import joined_components
 from fem_frames.frame.sparse import SparseMatrix
 from fem_frames.mesh.geometry import Floats, Ints
 from fem_frames.mesh.simplices import Entries, prolongation_entries
@@ -261,7 +262,8 @@ def cell_states(arrays: FrameArrays, field: FrameField, values: Floats, part: sl
 def values_of(arrays: FrameArrays, fields: Mapping[str, Floats]) -> dict[str, Floats]:
     """Nodal values of each field to values: unchanged (…, N) for P1, at cell centres (…, K, d) for other elements.
 
-    Edge bubbles have none: they vanish at all points.
+    The components of a vector field are joined, (…, N, d), if there are d of them. Edge bubbles, which vanish at all
+    points, are left out.
     """
     found = {}
     for f in arrays.fields:
@@ -270,7 +272,7 @@ def values_of(arrays: FrameArrays, fields: Mapping[str, Floats]) -> dict[str, Fl
         values = fields[f.name]
         in_centres = f.element.cell_values(cell_states(arrays, f, values)) if f.degree else None
         found[f.name] = values if in_centres is None else in_centres
-    return found
+    return joined_components(found, lambda parts: np.stack(parts, axis=-1), arrays.dimension)
 
 
 def lift_states(arrays: FrameArrays) -> Floats:

@@ -144,6 +144,8 @@ class MeshHierarchy:
         found = np.full(len(self.levels[0].facets), -1)
         rest: list[int] = []
         for number, condition in enumerate(problem.conditions):
+            if condition.field:  # fields of an equation have conditions of their own: `Problem.of_field`
+                continue
             if condition.where == (REST,):
                 rest.append(number)
                 continue
@@ -249,12 +251,13 @@ class MeshHierarchy:
     def fixed_points(self, problem: Problem) -> tuple[np.ndarray, ...]:
         """For each level, (N,) whether u is given at each point."""
         on_part, held = self.dirichlet_facets(problem), self._facets_of_kind(problem, "dirichlet", "robin")
-        if not held.any():
+        if problem.equation is None and not held.any():
             raise ValueError(
                 "u is given on no facet of the boundary, so it is not unique: make a part of it Dirichlet, or give a "
                 "Robin condition, robin={'wall': (k, u_outside)}"
             )
-        self._check_components(self.levels[0].facets[held])
+        if problem.equation is None:  # other equations may be solvable without data
+            self._check_components(self.levels[0].facets[held])
         fixed = []
         for level in self.levels:
             mask = np.zeros(level.point_count, bool)

@@ -134,6 +134,8 @@ class Condition:
     """g, h, or k of a Robin condition."""
     outside: BoundaryValue | None = None
     """u_outside of a Robin condition."""
+    field: str = ""
+    """The field of an equation that it belongs to; empty for problems of diffusion."""
 
     @property
     def values(self) -> tuple[BoundaryValue, ...]:
@@ -148,7 +150,8 @@ class Condition:
     @property
     def text(self) -> str:
         """For messages: dirichlet['inflow']."""
-        return f"{self.kind} where its function is true" if callable(self.where) else _text(self.kind, self.where)
+        text = f"{self.kind} where its function is true" if callable(self.where) else _text(self.kind, self.where)
+        return f"{text} of {self.field}" if self.field else text
 
 
 def make_conditions(dirichlet: Any, dirichlet_value: Any, neumann: Any, robin: Any) -> tuple[Condition, ...]:

@@ -14,7 +14,8 @@ from typing import Any
 
 from fem_frames.compiling import Source, compiled, in_threads
 from fem_frames.problem.compiled_values import FLAGS, LIBRARIES, pieces, real_name
-from fem_frames.problem.programs import BINARY, Program, Value, recorded
+from fem_frames.problem.programs import BINARY, Program, Value
+from fem_frames.problem.recording import recorded
 
 FEW = 8  # samples below which the inner loop goes over points
 

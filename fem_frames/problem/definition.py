@@ -24,6 +24,8 @@ from fem_frames.problem.boundary import Condition, Parameter, make_conditions
 from fem_frames.problem.callbacks import calling
 from fem_frames.problem.coefficients import HOW, Array, ByRegion, Coefficient, Tabulated
 from fem_frames.problem.curved import check_curved
+from fem_frames.problem.densities import Density
+from fem_frames.problem.equation import Equation, equation_conditions, mesh_dimension
 from fem_frames.problem.evaluation import PointData
 from fem_frames.problem.parameters import Gaussian, Uniform, check_samples, whole_number
 
@@ -45,7 +47,8 @@ class Problem:
 
     mesh: Grid | MeshArrays | str | Path | Any
     """Coarse mesh: a Grid, arrays, a gmsh file, a DOLFINx mesh, or DOLFINx's (mesh, cell tags, facet tags)."""
-    coefficient: Coefficient
+    coefficient: Coefficient | Equation
+    """a, or an Equation with an energy or a weak form of its own."""
     parameters: Uniform | Gaussian
     source: float | Callable[[Array, Array], Array] = 1.0
     """f: a number, or a function of x (K, Q, d) and y (B, 1, 1, p) like `Pointwise`."""
@@ -93,10 +96,35 @@ class Problem:
                 "group, {'inflow': h}, or {'rest': h} for all that no other condition names"
             )
         made = make_conditions(self.dirichlet, self.dirichlet_value, self.neumann, self.robin)
+        if self.equation is not None:
+            made = equation_conditions(self.equation, self.dirichlet, self.dirichlet_value, made, self.source)
         object.__setattr__(self, "conditions", made)
         _check_transfer(self)
         check_curved(self.curved)
         _check_data(self)
+
+    @property
+    def equation(self) -> Equation | None:
+        """The equation of the user; None for −div(a_y ∇u) = f_y."""
+        return self.coefficient if isinstance(self.coefficient, Equation) else None
+
+    @property
+    def dimension(self) -> int:
+        """d; reads the mesh if it is a file."""
+        return mesh_dimension(self.mesh, self.equation)
+
+    def density(self) -> Density:
+        """The programs of the problem's equation."""
+        assert self.equation is not None
+        return self.equation.compiled(self.dimension, self.parameters.dimension)
+
+    def of_field(self, name: str) -> tuple[Problem, int]:
+        """The problem with the boundary conditions of one field of its equation, and the place of the first one."""
+        own = [(i, c) for i, c in enumerate(self.conditions) if c.field == name]
+        made = replace(self)
+        conditions = tuple(replace(condition, field="") for _, condition in own)
+        object.__setattr__(made, "conditions", conditions)
+        return made, own[0][0] if own else 0
 
     def with_tags(self, region_names: Mapping[str, int]) -> Problem:
         """The problem whose coefficient has region tags in place of names, for the names of a mesh: {"steel": 1}.
@@ -138,6 +166,8 @@ class Problem:
 
     def tabulate(self, points: Floats, regions: Ints) -> tuple[npt.NDArray, ...]:
         """The coefficient's tables at points (K, Q, d), after a trial with two y that detects values of wrong shape."""
+        if isinstance(self.coefficient, Equation):  # its programs need no tables
+            return ()
         if isinstance(self.coefficient, Tabulated):  # it has no functions to try
             return self.coefficient.tabulate(points, regions)
         y = self.parameters.sample(2, 0)
@@ -187,9 +217,11 @@ def _check_data(problem: Problem) -> None:
         json.dumps(dict(problem.options))
     except (TypeError, ValueError) as error:
         raise ValueError(f"the problem's options cannot be recorded as JSON: {error}") from error
-    if not (hasattr(problem.coefficient, "tabulate") and hasattr(problem.coefficient, "evaluate")):
+    is_coefficient = hasattr(problem.coefficient, "tabulate") and hasattr(problem.coefficient, "evaluate")
+    if not is_coefficient and problem.equation is None:
         raise ValueError(
-            "the coefficient must be a ByRegion, Affine, ExpAffine or Pointwise; wrap a function: Pointwise(f)"
+            "the coefficient must be a ByRegion, Affine, ExpAffine or Pointwise, or an Equation; wrap a function: "
+            "Pointwise(f)"
         )
     if not isinstance(problem.parameters, Uniform | Gaussian):
         raise ValueError("parameters must be a Uniform box or Gaussian")

@@ -57,7 +57,8 @@ class PointData:
 
     def coefficient(self, y: Array) -> Array:
         """(B, K, Q) values of a_y, or (B, K, 1) if constant on cells; not checked to be positive."""
-        coefficient, shape = self.problem.coefficient, (y.shape[0], *self.points.shape[:2])
+        coefficient: Any = self.problem.coefficient  # of a problem without an equation of its own
+        shape = (y.shape[0], *self.points.shape[:2])
         function = getattr(coefficient, "function", None)
         if self._last_coefficient:
             values = called("the coefficient", function, HOW, self._batch_last, function, y)

@@ -1,26 +1,40 @@
-"""Functions of x and y as programs of scalar operations, recorded while torch evaluates them once.
+"""Programs of scalar operations: user functions and densities as data, which any machine evaluates without their code.
 
-A program is what compiled code evaluates without temporaries. Only functions that work point by point have one: they
-take components of x and y, combine them by arithmetic and elementary functions, and add components up. Everything else
-is left to torch: the recorder returns None for it.
+A program is what compiled code evaluates without temporaries, what derivatives are made of, and what files hold.
 
-K cells, Q points in a cell, B samples, d dimension, p parameters.
+B samples, d dimension, p parameters, m numbers in a cell's state.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 MOST_OPERATIONS = 4000
 """Longer programs would take compilers too long."""
+MOST_POWER = 8
+"""Powers with whole exponents up to this are products."""
 
 Value = tuple[str, int] | float
-"""("x", i), ("y", k), ("op", number of an operation), or a constant."""
+"""An input, such as ("x", i) or ("y", k); ("op", number of an operation); or a constant."""
+INPUTS = {"x": "the position", "y": "the parameters", "n": "the normal", "s": "the state", "v": "the state of the test"}
+"""Letters of inputs: states at a point, not scaled, of all fields together."""
+
+UNARY = {
+    *("neg", "reciprocal", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p"),
+    *("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "erf", "abs", "sigmoid", "logical_not"),
+}
+BINARY = {"add", "sub", "mul", "div", "pow", "atan2", "minimum", "maximum", "lt", "le", "gt", "ge", "eq", "ne"}
+CLIPPED = {"at_least", "at_most"}
+"""Like maximum and minimum with a constant."""
+COUNTS = dict.fromkeys(UNARY, 1) | dict.fromkeys(BINARY | CLIPPED, 2) | {"where": 3}
+"""The number of arguments of each operation."""
+
+
+class NoProgramError(Exception):
+    """The function does something that programs do not have."""
 
 
 @dataclass(frozen=True)
@@ -33,203 +47,213 @@ class Operation:
 
 @dataclass(frozen=True)
 class Program:
-    """Operations in the order in which they are done, and the value that is the result."""
+    """Operations in the order in which they are done, and the values that are its results."""
 
     operations: tuple[Operation, ...]
-    result: Value
+    results: tuple[Value, ...]
+
+    @property
+    def result(self) -> Value:
+        """The result of a program with one result."""
+        (only,) = self.results
+        return only
+
+    def inputs(self) -> set[tuple[str, int]]:
+        """The inputs that operations or results use."""
+        used = [*(a for operation in self.operations for a in operation.arguments), *self.results]
+        return {value for value in used if isinstance(value, tuple) and value[0] != "op"}
+
+    def letters(self) -> list[set[str]]:
+        """For each result the letters of the inputs that it depends on."""
+        found: list[set[str]] = []
+
+        def of(value: Value) -> set[str]:
+            if not isinstance(value, tuple):
+                return set()
+            return found[value[1]] if value[0] == "op" else {value[0]}
+
+        for operation in self.operations:
+            found.append(set().union(*(of(a) for a in operation.arguments)))
+        return [of(value) for value in self.results]
+
+    def record(self) -> dict[str, Any]:
+        """The program as lists, numbers and texts."""
+        operations = [[o.name, *(_written(a) for a in o.arguments)] for o in self.operations]
+        return {"operations": operations, "results": [_written(value) for value in self.results]}
+
+    @classmethod
+    def from_record(cls, record: Any, sizes: Mapping[str, int]) -> Program:
+        """The program of a record; raises a ValueError unless its inputs exist: `sizes` has their number by letter."""
+        keys = {"operations", "results"}
+        if not isinstance(record, Mapping) or set(record) != keys or not all(isinstance(record[k], list) for k in keys):
+            raise ValueError("a program consists of the lists operations and results")
+        if len(record["operations"]) > MOST_OPERATIONS:
+            raise ValueError(
+                f"a program has {len(record['operations'])} operations; at most {MOST_OPERATIONS} are read"
+            )
+        operations: list[Operation] = []
+        for given in record["operations"]:
+            name = given[0] if isinstance(given, list) and given else None
+            if not isinstance(name, str) or COUNTS.get(name) != len(given) - 1:
+                raise ValueError(f"a program has the operation {str(given)[:40]}, which is unknown")
+            arguments = tuple(_read(a, sizes, len(operations)) for a in given[1:])
+            operations.append(Operation(name, arguments))
+        return cls(tuple(operations), tuple(_read(value, sizes, len(operations)) for value in record["results"]))
 
 
-UNARY = {
-    *("neg", "reciprocal", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p"),
-    *("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "erf", "abs", "sigmoid", "logical_not"),
-}
-BINARY = {"add", "sub", "mul", "div", "pow", "atan2", "minimum", "maximum", "lt", "le", "gt", "ge", "eq", "ne"}
-LOGICAL = {"logical_and": "mul", "bitwise_and": "mul", "logical_or": "maximum", "bitwise_or": "maximum"}
-KEPT = {"clone", "detach", "alias", "contiguous", "lift_fresh_copy"}
-"""Operations of torch that do not change values."""
-MOST_POWER = 8
-"""Powers with whole exponents up to this are products."""
+def _written(value: Value) -> Any:
+    return list(value) if isinstance(value, tuple) else value
 
 
-class NoProgramError(Exception):
-    """The function does something that programs do not have."""
+def _read(given: Any, sizes: Mapping[str, int], done: int) -> Value:
+    if type(given) in (int, float) and math.isfinite(given):
+        return float(given)
+    if isinstance(given, list) and [type(part) for part in given] == [str, int]:
+        letter, number = given
+        if 0 <= number < (done if letter == "op" else sizes.get(letter, 0)):
+            return letter, number
+    raise ValueError(f"a program has the value {str(given)[:40]}, which does not exist")
 
 
-def recorded(function: Callable[[Any, Any], Any], d: int, p: int) -> Program | None:
-    """The program of function(x, y), which sees x (K, Q, 1, d) and y (1, 1, B, p); None if it has none.
+class ProgramBuilder:
+    """Collects operations, each once; operations on numbers are done at once, and those without effect left out."""
 
-    The function runs once, so it must depend on nothing but its arguments.
-    """
-    import torch
-    from torch.fx.experimental.proxy_tensor import make_fx
+    def __init__(self, program: Program | None = None) -> None:
+        """`program` makes its operations known, with their numbers."""
+        self._numbers: dict[Operation, int] = {}
+        self._operations: list[Operation] = []
+        for operation in () if program is None else program.operations:
+            self._numbers[operation] = len(self._operations)
+            self._operations.append(operation)
 
-    # Axes of different lengths, so that shapes tell which is which.
-    K, Q, B = [n for n in range(5, 12) if n not in (d, p)][:3]
-    x, y = torch.rand(K, Q, 1, d, dtype=torch.float64), torch.rand(1, 1, B, p, dtype=torch.float64)
-    try:
-        with torch.no_grad():
-            graph = make_fx(function)(x, y)
-        return _Recorder(graph, (K, Q, B)).program(d, p)
-    except (Exception, SystemExit):  # evaluating it in torch reports errors of the function
-        return None
+    def operation(self, number: int) -> Operation:
+        return self._operations[number]
 
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        return tuple(self._operations)
 
-class _Recorder:
-    """Replays the tensor operations of a graph on arrays of scalar values.
+    def raw(self, name: str, *arguments: Value) -> Value:
+        """The operation as it is."""
+        operation = Operation(name, arguments)
+        if operation not in self._numbers:
+            if len(self._operations) >= MOST_OPERATIONS:
+                raise NoProgramError(f"it has more than {MOST_OPERATIONS} operations")
+            self._numbers[operation] = len(self._operations)
+            self._operations.append(operation)
+        return "op", self._numbers[operation]
 
-    The array of a tensor has length 1 along cells, points and samples, so NumPy broadcasts it as torch does the tensor.
-    """
+    def add(self, name: str, *arguments: Value) -> Value:
+        """The operation, or a simpler value that equals it."""
+        if name == "pow":
+            return self._power(*arguments)
+        if all(not isinstance(a, tuple) for a in arguments):
+            return _folded(name, *arguments)
+        simple = _simpler(name, arguments)
+        if simple is not None:
+            return simple if not isinstance(simple, Operation) else self.add(simple.name, *simple.arguments)
+        if name in ("add", "mul"):  # so that a + b and b + a are one operation
+            arguments = tuple(sorted(arguments, key=_rank))
+        first, last = arguments[0], arguments[-1]
+        if name == "mul" and not isinstance(first, tuple) and isinstance(last, tuple) and last[0] == "op":
+            inner = self.operation(last[1])
+            if inner.name == "mul" and not isinstance(inner.arguments[0], tuple):  # a number times a number times b
+                return self.add("mul", first * inner.arguments[0], inner.arguments[1])
+        return self.raw(name, *arguments)
 
-    def __init__(self, graph: Any, lengths: tuple[int, int, int]) -> None:
-        self._graph, self._lengths = graph, lengths
-        self._operations: dict[Operation, int] = {}
-
-    def program(self, d: int, p: int) -> Program:
-        values: dict[Any, Any] = {}
-        inputs = iter((self._input("x", d), self._input("y", p)))
-        for node in self._graph.graph.nodes:
-            if node.op == "placeholder":
-                values[node] = next(inputs)
-            elif node.op == "get_attr":
-                values[node] = _constants(getattr(self._graph, node.target))
-            elif node.op == "call_function":
-                values[node] = self._replayed(node, values)
-            elif node.op == "output":
-                found = values.get(node.args[0])
-                if found is None or _shape(node.args[0]) != self._lengths:
-                    raise NoProgramError
-                return Program(tuple(self._operations), found.item())
-            else:
-                raise NoProgramError
-        raise NoProgramError
-
-    @staticmethod
-    def _input(letter: str, count: int) -> np.ndarray:
-        made = np.empty((1, 1, 1, count), object)
-        for k in range(count):
-            made[0, 0, 0, k] = (letter, k)
-        return made
-
-    def _replayed(self, node: Any, values: dict[Any, Any]) -> np.ndarray:
-        name = str(node.target).removeprefix("aten.").partition(".")[0].rstrip("_")
-        known = {argument: values[argument] for argument in node.all_input_nodes}
-        args = [known.get(a, a) if not isinstance(a, list | tuple) else [known.get(b, b) for b in a] for a in node.args]
-        options = {key: value for key, value in node.kwargs.items() if value is not None}
-        found = self._structural(name, args, options, node)
-        return self._pointwise(name, args, options) if found is None else found
-
-    def _structural(self, name: str, args: list[Any], options: dict[str, Any], node: Any) -> np.ndarray | None:
-        """Operations on the axes of components, which come after cells, points and samples; None for other names."""
-        if name == "scalar_tensor":
-            return _constants(args[0])
-        if name in KEPT or name == "_to_copy":
-            _floating(node)
-            return args[0]
-        if name == "select":
-            return np.take(args[0], args[2], axis=self._component(args[0], args[1]))
-        if name == "slice":
-            axis, bounds = self._component(args[0], args[1] if len(args) > 1 else 0), [*args[2:], None, None, None]
-            return args[0][(slice(None),) * axis + (slice(*bounds[:3]),)]
-        if name == "unsqueeze":
-            rank = args[0].ndim + 1
-            return np.expand_dims(args[0], self._component(np.empty((1,) * rank), args[1]))
-        if name in ("cat", "stack"):
-            axis = args[1] if len(args) > 1 else 0
-            parts = args[0] if name == "cat" else [np.expand_dims(a, axis) for a in args[0]]
-            return np.concatenate(parts, axis=self._component(parts[0], axis))
-        if name == "sum":
-            if options or len(args) < 2:
-                raise NoProgramError
-            keep = len(args) > 2 and bool(args[2])
-            (axis,) = (self._component(args[0], a) for a in args[1])
-            total = None
-            for k in range(args[0].shape[axis]):
-                part = np.take(args[0], [k] if keep else k, axis=axis)
-                total = part if total is None else self._mapped("add", total, part)
-            return total
-        return None
-
-    @staticmethod
-    def _component(array: np.ndarray, axis: int) -> int:
-        """The axis as a number from 0 on, if it is one of components."""
-        axis = axis % array.ndim
-        if axis < 3:
-            raise NoProgramError
-        return axis
-
-    def _pointwise(self, name: str, args: list[Any], options: dict[str, Any]) -> np.ndarray:
-        scale = options.pop("alpha", 1)
-        if options:
-            raise NoProgramError
-        if name == "rsub":
-            name, args = "sub", [args[1], args[0], *args[2:]]
-        if name in ("add", "sub") and scale != 1:
-            args = [args[0], self._mapped("mul", args[1], scale)]
-        if name in LOGICAL:
-            args = [self._mapped("ne", a, 0.0) for a in args]
-            name = LOGICAL[name]
-        if name == "bitwise_not":
-            name = "logical_not"
-        if name in ("clamp", "clamp_min", "clamp_max"):
-            low, high = {"clamp": [*args[1:], None], "clamp_min": [args[1], None], "clamp_max": [None, args[1]]}[name][
-                :2
-            ]
-            value = args[0] if low is None else self._mapped(_clamp("at_least", "maximum", low), args[0], low)
-            return value if high is None else self._mapped(_clamp("at_most", "minimum", high), value, high)
-        fits = len(args) == (1 if name in UNARY else 2 if name in BINARY else 3 if name == "where" else -1)
-        if not fits:
-            raise NoProgramError
-        return self._mapped(name, *args)
-
-    def _mapped(self, name: str, *arguments: Any) -> np.ndarray:
-        """The operation on all values of arrays, or numbers, that are broadcast against each other."""
-        arrays = [a if isinstance(a, np.ndarray) else _constants(a) for a in arguments]
-        made = np.broadcast(*arrays) if len(arrays) > 1 else arrays[0]
-        found = np.empty(made.shape, object)
-        wide = [np.broadcast_to(a, made.shape) for a in arrays]
-        for index in np.ndindex(made.shape):
-            found[index] = self._done(name, *(a[index] for a in wide))
+    def total(self, values: Iterable[Value]) -> Value:
+        """The sum of values."""
+        found: Value = 0.0
+        for value in values:
+            found = self.add("add", found, value)
         return found
 
-    def _done(self, name: str, *arguments: Value) -> Value:
-        if name == "pow":
-            base, power = arguments
-            if isinstance(power, float) and power.is_integer() and 1 <= power <= MOST_POWER:
+    def _power(self, base: Value, power: Value) -> Value:
+        if not isinstance(power, tuple):
+            if power == 0.0:
+                return 1.0
+            if float(power).is_integer() and 1 <= abs(power) <= MOST_POWER:
                 made = base
-                for _ in range(int(power) - 1):
-                    made = self._done("mul", made, base)
-                return made
+                for _ in range(int(abs(power)) - 1):
+                    made = self.add("mul", made, base)
+                return made if power > 0 else self.add("div", 1.0, made)
             if power == 0.5:
-                return self._done("sqrt", base)
-        number = self._operations.setdefault(Operation(name, arguments), len(self._operations))
-        if number >= MOST_OPERATIONS:
-            raise NoProgramError
-        return "op", number
+                return self.add("sqrt", base)
+            if power == 1.5:  # roots are faster than powers
+                return self.add("mul", base, self.add("sqrt", base))
+            if power == -0.5:
+                return self.add("div", 1.0, self.add("sqrt", base))
+            if not isinstance(base, tuple):
+                return _folded("pow", base, power)
+        return self.raw("pow", base, power)
+
+    def program(self, *results: Value) -> Program:
+        """The program with these results, without operations that they do not need."""
+        needed: set[int] = set()
+        operations = self._operations
+        stack = [value[1] for value in results if isinstance(value, tuple) and value[0] == "op"]
+        while stack:
+            number = stack.pop()
+            if number not in needed:
+                needed.add(number)
+                stack += [a[1] for a in operations[number].arguments if isinstance(a, tuple) and a[0] == "op"]
+        places = {number: place for place, number in enumerate(sorted(needed))}
+
+        def renamed(value: Value) -> Value:
+            return ("op", places[value[1]]) if isinstance(value, tuple) and value[0] == "op" else value
+
+        kept = [operations[number] for number in sorted(needed)]
+        made = tuple(Operation(o.name, tuple(renamed(a) for a in o.arguments)) for o in kept)
+        return Program(made, tuple(renamed(value) for value in results))
+
+    def copied(self, program: Program, inputs: Callable[[tuple[str, int]], Value] = lambda value: value) -> list[Value]:
+        """The results of another program whose inputs are replaced by values of this one."""
+        found: list[Value] = []
+
+        def of(value: Value) -> Value:
+            if not isinstance(value, tuple):
+                return value
+            return found[value[1]] if value[0] == "op" else inputs(value)
+
+        for operation in program.operations:
+            found.append(self.add(operation.name, *(of(a) for a in operation.arguments)))
+        return [of(value) for value in program.results]
 
 
-def _clamp(constant: str, general: str, bound: Any) -> str:
-    """The operation for a bound that is a number, or that depends on x or y."""
-    return general if isinstance(bound, np.ndarray) else constant
+def _rank(value: Value) -> tuple[int, str, float]:
+    return (1, value[0], value[1]) if isinstance(value, tuple) else (0, "", value)
 
 
-def _shape(node: Any) -> tuple[int, ...]:
-    return tuple(node.meta["val"].shape)
+def _simpler(name: str, arguments: tuple[Value, ...]) -> Value | Operation | None:
+    """What an operation amounts to if one of its arguments is 0 or 1; None if it is needed."""
+    if name == "where":
+        return arguments[1] if arguments[1] == arguments[2] else None
+    if len(arguments) != 2:
+        return None
+    a, b = arguments
+    if name == "add":
+        return b if a == 0.0 else a if b == 0.0 else Operation("mul", (2.0, a)) if a == b else None
+    if name == "sub":
+        return a if b == 0.0 else Operation("neg", (b,)) if a == 0.0 else 0.0 if a == b else None
+    if name == "mul":
+        if a == 0.0 or b == 0.0:
+            return 0.0
+        return b if a == 1.0 else a if b == 1.0 else None
+    if name == "div":
+        if isinstance(b, float) and b and math.frexp(b)[0] in (0.5, -0.5):  # a power of two has an exact reciprocal
+            return Operation("mul", (1.0 / b, a))
+        return 0.0 if a == 0.0 else None
+    return None
 
 
-def _floating(node: Any) -> None:
-    """Refuses conversions to whole numbers, which round."""
-    if not node.meta["val"].dtype.is_floating_point:
-        raise NoProgramError
+def _folded(name: str, *arguments: Value) -> float:
+    """The value of an operation on numbers; raises a NoProgramError unless it is finite."""
+    from fem_frames.problem.program_values import evaluated_number
 
-
-def _constants(value: Any) -> np.ndarray:
-    """Numbers, or a tensor that does not depend on x and y, as an array of values."""
-    numbers = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
-    if numbers.dtype == object or np.iscomplexobj(numbers) or numbers.size > MOST_OPERATIONS:
-        raise NoProgramError
-    made = np.empty(numbers.shape, object)
-    for index in np.ndindex(numbers.shape):
-        made[index] = float(numbers[index])
-        if not math.isfinite(made[index]):
-            raise NoProgramError
-    return made
+    try:
+        found = evaluated_number(name, *(float(a) for a in arguments))  # type: ignore[arg-type]
+    except (ValueError, ZeroDivisionError, OverflowError) as error:
+        raise NoProgramError(f"{name} of {', '.join(map(str, arguments))} is not a number") from error
+    if not math.isfinite(found):
+        raise NoProgramError(f"{name} of {', '.join(map(str, arguments))} is not finite")
+    return found

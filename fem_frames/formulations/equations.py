@@ -1,0 +1,256 @@
+"""Formulations of the user's equations, made from their densities: no formulation is written by hand for them.
+
+A quadratic energy has blocks C_y and all that follows from them. An energy ½ ∫ a |∇u|² with loads is (E), with its
+faster kernels. Others follow their own second derivatives.
+
+B samples, K finest cells, m numbers in a cell's state, L local nodal values, N nodal values, Nhat frame coefficients.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fem_frames.formulations.energy import Energy
+from fem_frames.formulations.error_norms import ErrorNorm
+from fem_frames.formulations.formulation import Formulation
+from fem_frames.formulations.quadratic import QuadraticFormulation
+from fem_frames.formulations.state_integrals import LoadIntegral, StateIntegral
+from fem_frames.frame import level_matrices
+from fem_frames.frame.elements import element_class
+from fem_frames.frame.fields import Field, field_data
+from fem_frames.operators.cells import cells_last, flat_first
+from fem_frames.operators.checking import is_plain, unseen
+from fem_frames.operators.frame import make_synthesis
+from fem_frames.operators.linear import dot
+from fem_frames.problem.definition import Problem
+from fem_frames.problem.densities import ENERGY, Density
+from fem_frames.problem.evaluation import NotFiniteError
+from fem_frames.problem.parameters import numbers
+
+_CLASSES: WeakKeyDictionary[Density, type[Formulation]] = WeakKeyDictionary()
+
+
+def equation_class(problem: Problem) -> type[Formulation]:
+    """The class of formulations for the equation of a problem, made from its density."""
+    density = problem.density()
+    if density not in _CLASSES:
+        small = density.reduced
+        base: type[Formulation] = QuadraticEquation
+        if density.kind != ENERGY:
+            raise ValueError("weak forms are not supported")
+        if density.diffusion is not None:
+            base = DiffusionEquation
+        elif not small.is_linear:
+            raise ValueError("nonlinear energies are not supported")
+        fields = tuple(Field(part.name, element_class(part.element), field_data(part.name)) for part in small.parts)
+        names = {"fields": fields, "density": small, "__doc__": f"The equation of {problem.name}."}
+        _CLASSES[density] = type(f"{base.__name__}OfUser", (base,), names, variant_of=Energy)
+    return _CLASSES[density]
+
+
+class EquationLoads:
+    """Loads on nodal values, for fields whose states have none: (B, N) on free values, and on the lift."""
+
+    def __init__(self, formulation: Formulation, density: Density) -> None:
+        self._formulation, self._arrays = formulation, formulation.frame.arrays
+        made = [(load.field, LoadIntegral(self._arrays, load.integral, formulation._as_data)) for load in density.loads]
+        self._varying = [(field, load) for field, load in made if load.depends_on_y]
+        exact = [
+            (load.field, LoadIntegral(self._arrays, load.integral, lambda a: torch.as_tensor(np.array(a))))
+            for load, (_, own) in zip(density.loads, made, strict=True)
+            if not own.depends_on_y
+        ]
+        none = torch.zeros(1, formulation.problem.parameters.dimension, dtype=torch.float64)
+        # Data that do not depend on y are computed in float64 and rounded once.
+        self._fixed = {name: values[0].numpy() for name, values in self._on_points(exact, none).items()}
+        self.depends_on_y = bool(self._varying)
+
+    def _on_points(self, loads: list[tuple[str, LoadIntegral]], y: Tensor) -> dict[str, Tensor]:
+        """(B or 1, points) minus the loads on all hats, by field."""
+        found: dict[str, Tensor] = {}
+        for field, load in loads:
+            local = load.local(y)  # (K, L, B)
+            cells = torch.as_tensor(np.array(self._arrays.levels[-1].cells), device=local.device).reshape(-1)
+            empty = local.new_zeros(len(self._arrays.points), local.shape[2])
+            values = empty.index_add_(0, cells, local.flatten(0, 1)).T
+            found[field] = found[field] - values if field in found else -values
+        return found
+
+    @cached_property
+    def fixed(self) -> np.ndarray:
+        """(N,) the part that does not depend on y, on free nodal values, in float64."""
+        parts = []
+        for f in self._arrays.fields:
+            values = self._fixed.get(f.name)
+            parts.append(np.zeros(len(f.free[-1])) if values is None else values[f.free[-1]])
+        return np.concatenate(parts)
+
+    def varying(self, y: Tensor) -> Tensor:
+        """(B, N) the part that depends on y, on free nodal values."""
+        values, parts = self._on_points(self._varying, y), []
+        for f in self._arrays.fields:
+            free = torch.as_tensor(np.array(f.free[-1]), device=y.device)
+            parts.append(values[f.name][:, free] if f.name in values else y.new_zeros(1, len(free)))
+        return torch.cat([part.expand(len(y), -1) for part in parts], dim=1)
+
+    def on_lift(self, y: Tensor) -> Tensor:
+        """(B,) all loads, applied to the lift."""
+        made = self._formulation
+        lifted = [f for f in self._arrays.fields if f.lift[-1].any() or f.shapes]
+        found = torch.zeros(len(y), dtype=y.dtype, device=y.device)
+        if not lifted:
+            return found
+        zeros = torch.zeros(len(y), self._arrays.nodal_size, dtype=y.dtype, device=y.device)
+        lifts, varying = made.nodal_fields(zeros, y), self._on_points(self._varying, y)
+        for f in lifted:
+            if f.name in self._fixed:
+                found = found + lifts[f.name] @ torch.as_tensor(self._fixed[f.name]).to(y)
+            if f.name in varying:
+                found = found + (lifts[f.name] * varying[f.name]).sum(1)
+        return found
+
+
+class EquationParts:
+    """What all formulations of equations share: their loads on nodal values."""
+
+    density: ClassVar[Density]
+    frame: Any
+    wide: torch.dtype
+
+    def _set_up_loads(self) -> None:
+        self._own_loads = EquationLoads(self, self.density)  # type: ignore[arg-type]
+        fixed = torch.as_tensor(self._own_loads.fixed)[None]  # (1, N)
+        self._fixed = fixed.to(self.wide).to(self.frame.device)
+        on_frame = make_synthesis(self.frame.arrays, torch.float64, torch.device("cpu")).T(fixed)
+        self._fixed_on_frame = self.rounded(on_frame, "the load").to(self.frame.device)  # type: ignore[attr-defined]
+
+    def functional(self, y: Tensor) -> Tensor:
+        """(B or 1, N) the loads on nodal values."""
+        y = self.check_parameters(y).to(self.wide)  # type: ignore[attr-defined]
+        return self._fixed + self._own_loads.varying(y) if self._own_loads.depends_on_y else self._fixed
+
+    def frame_functional(self, y: Tensor) -> Tensor:
+        """(B or 1, Nhat) the same loads on the frame."""
+        if not self._own_loads.depends_on_y:
+            return self._fixed_on_frame
+        return Formulation.frame_functional(self, y)  # type: ignore[arg-type]
+
+    def lift_functional(self, y: Tensor) -> Tensor:
+        return self._own_loads.on_lift(self.check_parameters(y).to(self.wide))  # type: ignore[attr-defined]
+
+    def affine_weights(self) -> None:
+        return None
+
+
+class QuadraticEquation(EquationParts, QuadraticFormulation):
+    """A quadratic energy of the user: C_y is its second derivative, averaged over the points of each cell."""
+
+    norms = (ErrorNorm("energy", "energy norm", "√⟨C_y 𝒟e, 𝒟e⟩", "discrete solution"),)
+
+    def __init__(self, frame: Any, problem: Problem) -> None:
+        super().__init__(frame, problem)
+        self._integrals = [
+            StateIntegral(frame.arrays, self.density, number, self._as_data)
+            for number in range(len(self.density.integrals))
+        ]
+        self._set_up_loads()
+
+    def coefficient(self, y: Tensor) -> Tensor:
+        raise ValueError(f"the problem {self.problem.name} has an equation of its own, and no coefficient a")
+
+    source = coefficient
+
+    def check_values(self, y: Tensor) -> None:
+        self.check_parameters(y)
+
+    def check_data(self, y: Tensor) -> None:
+        y = self.check_parameters(y)
+        self.C(y)
+        self.lift(y)
+        self.frame_functional(y)
+
+    def blocks(self, y: Tensor) -> Tensor:
+        K, m, B = self._sizes(y)
+        blocks = torch.zeros(K, m, m, B, dtype=self.wide, device=self.frame.device)
+        for integral in self._integrals:
+            integral.add_blocks(blocks, self.check_parameters(y).to(self.wide))
+        return blocks
+
+    def state_functional(self, y: Tensor) -> Tensor:
+        K, m, B = self._sizes(y)
+        zero = torch.zeros(K, m, B, dtype=self.wide, device=self.frame.device)
+        return -self._slope(zero, y)[1]
+
+    def _slope(self, s: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """(B,) the integrals for states s (K, m, B), and (K, m, B) their derivatives."""
+        y, slope = self.check_parameters(y).to(self.wide), torch.zeros_like(s)
+        value = torch.zeros(s.shape[2], dtype=self.wide, device=self.frame.device)
+        for integral in self._integrals:
+            value = value + integral.add_slope(s, y, slope)
+        return value, slope
+
+    def _energy(self, s: Tensor, y: Tensor) -> Tensor:
+        y = self.check_parameters(y).to(self.wide)
+        return sum((integral.value(s, y) for integral in self._integrals), torch.zeros_like(s[0, 0]))
+
+    def loss(self, w: Tensor, y: Tensor) -> Tensor:
+        self.check_coefficients(w, y)
+        found = self._energy(self._cells(w, y), y) - dot(self.frame_functional(y), w) - self.lift_functional(y)
+        return self._tested(found, y)
+
+    def loss_and_residual(self, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        self.check_coefficients(w, y)
+        value, slope = self._slope(self._cells(w, y), y)
+        on_frame = self.frame_functional(y)
+        loss = value - dot(on_frame, w) - self.lift_functional(y)
+        back = flat_first(slope.to(self.frame.dtype), w)
+        return self._tested(loss, y), (self.frame.D.T(back) - on_frame).reshape(w.shape)
+
+    def _cells(self, w: Tensor, y: Tensor) -> Tensor:
+        """(K, m, B) states in the wide precision."""
+        return cells_last(self.states(w, y), level_matrices.state_size(self.frame.arrays)).to(self.wide)
+
+    def _tested(self, loss: Tensor, y: Tensor) -> Tensor:
+        """The loss, if it is finite; in training steps only a test is kept."""
+        tests = unseen(loss)
+        if tests is not None:
+            tests.append(torch.isfinite(loss.detach()).all())
+        elif is_plain(loss) and not torch.isfinite(loss).all():
+            sample = int((~torch.isfinite(loss)).nonzero()[0])
+            raise NotFiniteError(
+                f"the energy is not finite for y = {numbers(y.reshape(-1, y.shape[-1])[sample].tolist())}: change the "
+                "equation, or the parameters"
+            )
+        return loss
+
+
+class DiffusionEquation(EquationParts, Energy):
+    """An energy ½ ∫ a_y |∇u|² of the user with loads: (E), whose coefficient is a program."""
+
+    def __init__(self, frame: Any, problem: Problem) -> None:
+        super().__init__(frame, problem)
+        self._set_up_loads()
+        diffusion = self.density.diffusion
+        assert diffusion is not None
+        self._diffusion = [LoadIntegral(frame.arrays, integral, self._as_data) for integral in diffusion]
+
+    def coefficient(self, y: Tensor) -> Tensor:
+        """(K, Q, B) a_y at the quadrature points, the sum over the groups of cells."""
+        wide = self.check_parameters(y).to(self.wide)
+        K, Q, B = len(self.frame.arrays.volumes), len(self._weights), len(wide)
+        a = torch.zeros(K, Q, B, dtype=self.wide, device=self.frame.device)
+        for part in self._diffusion:
+            a = part.added_to(a, wide)
+        tests = unseen(a)
+        if tests is not None:
+            low, high = torch.aminmax(a.detach())
+            tests.append((low > 0) & (high < torch.inf))
+        elif is_plain(a):
+            self._data.check_coefficient(a.permute(2, 0, 1), wide)
+        return a

@@ -1,0 +1,257 @@
+"""An equation of the user: fields, and an energy or a weak form as a function that returns a UFL form.
+
+d dimension, p parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fem_frames.mesh.coarse import Grid, MeshArrays
+from fem_frames.messages import either
+from fem_frames.problem.boundary import REST, BoundaryValue, Condition, make_conditions
+from fem_frames.problem.densities import Density, Part
+
+ELEMENTS = ("P1", "P2", "RT0")
+MOST_COMPONENTS = 20
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A field of an equation as the user sees it: a scalar, a vector of nodal fields, or a flux."""
+
+    name: str
+    element: str = "P1"
+    components: int | None = None
+    """None for a scalar; a flux in RT0 is a vector of the space's dimension by itself."""
+    dirichlet: Any = None
+    """Groups with values as in Problem; a tuple of values or None per component. None takes the problem's."""
+
+    def names(self) -> tuple[str, ...]:
+        """The names of its frame fields: one per component."""
+        if self.components is None:
+            return (self.name,)
+        return tuple(f"{self.name}[{k}]" for k in range(self.components))
+
+    def parts(self, d: int, start: int) -> list[Part]:
+        """Its places in the state, from `start` on."""
+        if self.element == "RT0":
+            return [Part(self.name, "RT0", start, d + 1)]
+        found = []
+        for name in self.names():
+            found.append(Part(name, "P1 with values", start, d + 1))
+            start += d + 1
+            if self.element == "P2":
+                found.append(Part(f"{name} bubbles", "edge bubbles", start, bubble_size(d)))
+                start += bubble_size(d)
+        return found
+
+
+def bubble_size(d: int) -> int:
+    """Value, gradient and second derivatives."""
+    return 1 + d + d * (d + 1) // 2
+
+
+@dataclass(frozen=True, eq=False)
+class Equation:
+    """Fields, and their energy, or their weak form with one test function per field.
+
+    `energy(u, y, x, dx, ds)` and `residual(u, v, y, x, dx, ds)` return a UFL form; with several fields all of them come
+    first, then all test functions. dx("steel") and ds("inflow") are integrals over groups. See docs/equations.md.
+    """
+
+    fields: tuple[Unknown, ...]
+    energy: Callable[..., Any] | None = None
+    residual: Callable[..., Any] | None = None
+    monotonicity: Callable[..., Any] | None = None
+    """y to a number α(y) in UFL, as the user claims: for all u the second derivative of the energy for y is at least
+    α(y) times that of the energy for the nominal y at u = 0. Error bounds of nonlinear energies rest on it."""
+    density: Density | None = None
+    """The programs, for an equation that was read with its frame and has no functions."""
+    _compiled: dict[tuple[int, int], Density] = field(default_factory=dict, repr=False)
+    _dimensions: dict[str, int] = field(default_factory=dict, repr=False)
+
+    def __init__(
+        self,
+        *fields: Any,
+        energy: Callable[..., Any] | None = None,
+        residual: Callable[..., Any] | None = None,
+        monotonicity: Callable[..., Any] | None = None,
+        density: Density | None = None,
+    ) -> None:
+        for name, value in (
+            ("energy", energy),
+            ("residual", residual),
+            ("monotonicity", monotonicity),
+            ("density", density),
+            ("_compiled", {}),
+            ("_dimensions", {}),
+        ):
+            object.__setattr__(self, name, value)
+        given = fields[0] if len(fields) == 1 and isinstance(fields[0], tuple | list) else fields
+        object.__setattr__(self, "fields", tuple(_unknown(f) for f in given))
+        _check(self)
+
+    @classmethod
+    def recorded(cls, density: Density) -> Equation:
+        """The equation of programs that were read from a file."""
+        fields: dict[str, Unknown] = {}
+        names = [part.name for part in density.parts]
+        for part in density.parts:
+            if part.element == "edge bubbles":
+                continue
+            base, bracket, rest = part.name.rpartition("[")
+            name = base if bracket and rest[:-1].isdigit() else part.name
+            element = "RT0" if part.element == "RT0" else "P2" if f"{part.name} bubbles" in names else "P1"
+            count = None if name == part.name else 1 + (fields[name].components or 0 if name in fields else 0)
+            fields[name] = Unknown(name, element, count)
+        made = cls(*fields.values(), density=density)
+        if [(p.name, p.element, p.size) for p in made.parts(density.dimension)] != [
+            (p.name, p.element, p.size) for p in density.parts
+        ]:
+            raise ValueError("the fields of the equation do not fit each other")
+        return made
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The energy or the weak form."""
+        found = self.energy or self.residual
+        if found is None:
+            raise ValueError(
+                "the equation was read from a file, which has its programs but not its function: give the problem, as "
+                + either("--problem", "problem=…")
+            )
+        return found
+
+    @property
+    def what(self) -> str:
+        """For messages."""
+        return "the energy" if self.residual is None else "the residual"
+
+    def parts(self, d: int) -> tuple[Part, ...]:
+        """The places of all fields in the state."""
+        found: list[Part] = []
+        for unknown in self.fields:
+            found += unknown.parts(d, found[-1].start + found[-1].size if found else 0)
+        return tuple(found)
+
+    def compiled(self, d: int, p: int) -> Density:
+        """The programs in dimension d for p parameters; compiled once, with UFL, unless they were read from a file."""
+        if self.density is not None:
+            if (self.density.dimension, self.density.parameters) != (d, p):
+                raise ValueError(
+                    f"the equation was read for dimension {self.density.dimension} and {self.density.parameters} "
+                    f"parameters, not for dimension {d} and {p}"
+                )
+            return self.density
+        if (d, p) not in self._compiled:
+            from fem_frames.fenicsx.weak_forms import compile_equation
+
+            self._compiled[d, p] = compile_equation(self, d, p)
+        return self._compiled[d, p]
+
+
+def _unknown(given: Any) -> Unknown:
+    """A field that the user made by `Field`."""
+    if isinstance(given, Unknown):
+        return given
+    unknown = getattr(given, "unknown", None)
+    if unknown is None:
+        raise ValueError(f"{given!r} is no field of an equation: write Equation(Field('u'), energy=…)")
+    return unknown()
+
+
+def _check(equation: Equation) -> None:
+    if not equation.fields:
+        raise ValueError("the equation has no fields: write Equation(Field('u'), energy=…)")
+    names = [name for f in equation.fields for name in f.names()]
+    if len(set(names)) < len(names):
+        raise ValueError(f"two fields are called {max(names, key=names.count)!r}: rename one")
+    if equation.density is not None:
+        return
+    if (equation.energy is None) == (equation.residual is None):
+        both = "both energy and residual" if equation.energy is not None else "neither energy nor residual"
+        raise ValueError(f"the equation has {both}: give one, a function that returns a UFL form")
+    for name in ("energy", "residual", "monotonicity"):
+        given = getattr(equation, name)
+        if given is not None and not callable(given):
+            raise ValueError(
+                f"{name} is a {type(given).__name__}; give a function that returns the form, because forms are bound "
+                "to a mesh: energy=lambda u, y, x, dx, ds: …"
+            )
+
+
+def equation_conditions(
+    equation: Equation, dirichlet: Any, dirichlet_value: Any, shared: tuple[Condition, ...], source: Any
+) -> tuple[Condition, ...]:
+    """The boundary conditions of all fields; those of the problem hold for nodal fields without their own."""
+    other = next((c for c in shared if c.kind != "dirichlet"), None)
+    if other is not None:
+        raise ValueError(
+            f"{other.text} is given, but the problem has an equation of its own: write boundary terms in it, such as "
+            "- h * u * ds('inflow')"
+        )
+    if callable(source) or source != 1.0:
+        raise ValueError("a source is given, but the problem has an equation of its own: write - f * u * dx in it")
+    found: list[Condition] = []
+    for unknown in equation.fields:
+        if unknown.element == "RT0":
+            given = unknown.dirichlet or {}
+            if not isinstance(given, Mapping):
+                raise ValueError(f"the flux {unknown.name} is given by groups, {{'wall': 0.0}}, not by {given!r}")
+            own = make_conditions(None, 0.0, given, {})
+            if own:
+                own += (Condition("dirichlet", (REST,), BoundaryValue(0.0, "free")),)  # where the flux is free
+            found += [replace(c, field=unknown.name) for c in own]
+            continue
+        for k, name in enumerate(unknown.names()):
+            if unknown.dirichlet is None and not isinstance(dirichlet, Mapping):
+                own = shared
+            else:
+                given = dirichlet if unknown.dirichlet is None else unknown.dirichlet
+                own = _of_component(unknown, k, given)
+            found += [replace(c, field=name) for c in own]
+            if unknown.element == "P2":
+                found += [replace(c, field=f"{name} bubbles") for c in own]
+    return tuple(found)
+
+
+def _of_component(unknown: Unknown, k: int, given: Any) -> tuple[Condition, ...]:
+    """The conditions of one component: a tuple has a value per component, None where it is free."""
+    if not isinstance(given, Mapping):
+        return make_conditions(given, 0.0, {}, {})
+    own = {}
+    for group, value in given.items():
+        if not isinstance(value, tuple | list):
+            own[group] = value
+            continue
+        if len(value) != (unknown.components or 1):
+            raise ValueError(
+                f"dirichlet[{group!r}] of {unknown.name} has {len(value)} values for {unknown.components or 1} "
+                "components: give one per component, None where it is free"
+            )
+        if value[k] is not None:
+            own[group] = value[k]
+    return make_conditions(own, 0.0, {}, {})
+
+
+def mesh_dimension(mesh: Any, equation: Equation | None) -> int:
+    """The dimension of the space that a mesh lies in; files are read once per equation."""
+    if equation is not None and equation.density is not None:
+        return equation.density.dimension
+    if isinstance(mesh, Grid):
+        return len(mesh.shape)
+    if isinstance(mesh, MeshArrays):
+        return mesh.dimension
+    parts = mesh if isinstance(mesh, tuple | list) else (mesh,)
+    geometry = getattr(parts[0] if parts else None, "geometry", None)
+    if geometry is not None:
+        return int(geometry.dim)
+    known = {} if equation is None else equation._dimensions
+    if str(mesh) not in known:
+        from fem_frames.fenicsx.refinement import coarse_mesh
+
+        known[str(mesh)] = coarse_mesh(mesh).dimension
+    return known[str(mesh)]
