@@ -201,9 +201,8 @@ def equation_conditions(
             given = unknown.dirichlet or {}
             if not isinstance(given, Mapping):
                 raise ValueError(f"the flux {unknown.name} is given by groups, {{'wall': 0.0}}, not by {given!r}")
-            own = make_conditions(None, 0.0, given, {})
-            if own:
-                own += (Condition("dirichlet", (REST,), BoundaryValue(0.0, "free")),)  # where the flux is free
+            free = Condition("dirichlet", (REST,), BoundaryValue(0.0, "free"))  # as where u is given
+            own = (*make_conditions(None, 0.0, given, {}), free)
             found += [replace(c, field=unknown.name) for c in own]
             continue
         for k, name in enumerate(unknown.names()):
