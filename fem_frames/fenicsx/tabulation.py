@@ -31,8 +31,8 @@ def tabulate_edges(d: int, points: Floats) -> tuple[Floats, Floats, Floats]:
     own = [element.entity_dofs[1][i][0] for i in place]
     table = np.asarray(element.tabulate(2, points)).reshape(-1, len(points), (d + 1) * (d + 2) // 2)[..., own]
     unit = np.eye(d, dtype=int)
-    first = [table[basix.index(*unit[i])] for i in range(d)]
-    second = [[table[basix.index(*(unit[i] + unit[j]))] for j in range(d)] for i in range(d)]
+    first = [table[basix.index(*unit[i].tolist())] for i in range(d)]
+    second = [[table[basix.index(*(unit[i] + unit[j]).tolist())] for j in range(d)] for i in range(d)]
     return table[0], np.stack(first, axis=-1), np.moveaxis(np.array(second), (0, 1), (-2, -1))
 
 

@@ -48,7 +48,7 @@ class P2Energy(QuadraticFormulation):
             if condition.kind == "neumann" and not condition.value.is_zero:
                 raise ValueError(
                     f"{condition.text} is not zero: the formulation {cls.name} has no load on edge bubbles at the "
-                    "boundary; use formulation='energy', in P1"
+                    "boundary; write an Equation(Field('u', 'P2'), energy=…) with an integral over ds"
                 )
         return super().variant(problem)
 
