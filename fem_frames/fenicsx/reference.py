@@ -6,7 +6,7 @@ B samples, N points of the finest mesh, K cells of this rank, Q quadrature point
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,14 @@ import numpy.typing as npt
 
 from fem_frames.fenicsx import door, petsc
 from fem_frames.fenicsx.boundary import BoundaryData
-from fem_frames.fenicsx.dofs import facet_dofs, global_node_dofs, node_dofs
+from fem_frames.fenicsx.dofs import (
+    bubbles_from_middles,
+    edge_dofs,
+    facet_dofs,
+    global_node_dofs,
+    middles_from_bubbles,
+    node_dofs,
+)
 from fem_frames.fenicsx.door import MPI, fem, ufl
 from fem_frames.fenicsx.parallel import on_root, together, together_in_steps
 from fem_frames.fenicsx.petsc import PETSc
@@ -24,6 +31,7 @@ from fem_frames.fenicsx.solvers import FluxBlock, KrylovSolver, choose_solver
 from fem_frames.formulations.registry import formulation_for
 from fem_frames.frame.arrays import FrameArrays
 from fem_frames.frame.discretisation import Discretisation
+from fem_frames.frame.edge_bubbles import EdgeBubbles
 from fem_frames.frame.elements import P1, RT0, Element
 from fem_frames.frame.solutions import ReferenceSolutions
 from fem_frames.mesh.geometry import Floats, Ints
@@ -146,14 +154,15 @@ class ReferenceSolver:
         self._point_dofs = door.dofs(at_points)
         self._a, self._f = fem.Function(at_points), fem.Function(at_points)
         fields = self._data.fields
-        V = self.space = door.space(mesh, *(f.element.dolfinx_family for f in fields))
+        families, place = _families(fields)
+        V = self.space = door.space(mesh, *families)
         self.solution = fem.Function(V)
         dx = ufl.Measure("dx", domain=mesh, metadata={"quadrature_degree": degree})
         self._y = door.constant(mesh, np.zeros(self.problem.parameters.dimension))
         forms = formulation_for(self.formulation, self.problem).forms
         scaled = {"length": self._data.length} if "length" in inspect.signature(forms).parameters else {}
         made = forms(V, self.solution, self._a, self._f, self._y, dx, **scaled)
-        parts = [V] if len(fields) == 1 else [V.sub(i) for i in range(len(fields))]
+        parts = [V if len(families) == 1 else V.sub(i) for i in place]
         self._bilinear, self._linear, self._functional = (door.compile_form(form) for form in made)
         self._dofs = [_nodal_dofs(f, part, V) for f, part in zip(fields, parts, strict=True)]
 
@@ -183,7 +192,11 @@ class ReferenceSolver:
 
     def gathered(self) -> dict[str, Floats]:
         """Nodal values (N,) of every field of `solution`, on every rank. Collective."""
-        return {f.name: self._gather(f, dofs) for f, dofs in zip(self._data.fields, self._dofs, strict=True)}
+        found = [self._gather(f, dofs) for f, dofs in zip(self._data.fields, self._dofs, strict=True)]
+        for k, f in enumerate(self._data.fields):
+            if isinstance(f.element, EdgeBubbles):
+                found[k] = bubbles_from_middles(found[k - 1], found[k], f.simplices)
+        return {f.name: values for f, values in zip(self._data.fields, found, strict=True)}
 
     def _set_data(self, y: Floats) -> None:
         a, f, self._given = together(
@@ -203,9 +216,11 @@ class ReferenceSolver:
         b = petsc.assemble_vector(self._linear)
         x = A.createVecRight()
         first = self.space.dofmap.index_map.local_range[0]
-        rows = []
-        for f, lift, (owned, place, factor) in zip(self._data.fields, self._given.lifts, self._dofs, strict=True):
-            given = f.fixed[place]
+        rows, lifts = [], list(self._given.lifts)
+        for k, (f, (owned, place, factor)) in enumerate(zip(self._data.fields, self._dofs, strict=True)):
+            given, lift = f.fixed[place], lifts[k]
+            if isinstance(f.element, EdgeBubbles):
+                lift = middles_from_bubbles(lifts[k - 1], lift, f.simplices)
             x.array[owned[given]] = (factor * lift[place])[given]
             rows.append(first + owned[given])
         owned, node, _ = self._dofs[0]
@@ -239,8 +254,29 @@ class ReferenceSolver:
         return values
 
 
+def _families(fields: Sequence[_Field]) -> tuple[list[str | tuple[str, int]], list[int]]:
+    """DOLFINx's elements, and for each field the number of its own: P1 and the edge bubbles after it are P2."""
+    found: list[str | tuple[str, int]] = []
+    place = []
+    for k, f in enumerate(fields):
+        if not isinstance(f.element, EdgeBubbles):
+            found.append(f.element.dolfinx_family)
+        elif k and isinstance(fields[k - 1].element, P1):
+            found[-1] = (fields[k - 1].element.dolfinx_family, 2)
+        else:
+            raise ValueError(f"the field before {f.name} is not in P1: edge bubbles follow the P1 part of their field")
+        place.append(len(found) - 1)
+    return found, place
+
+
 def _nodal_dofs(field: _Field, part: Any, whole: Any) -> tuple[Ints, Ints, Floats]:
-    """Owned dofs, the nodal value of each, and factors: a dof is its nodal value times its factor."""
+    """Owned dofs, the nodal value of each, and factors: a dof is its nodal value times its factor.
+
+    For edge bubbles the dofs are the values at midpoints.
+    """
+    if isinstance(field.element, EdgeBubbles):
+        owned, edge = edge_dofs(part, whole, field.simplices)
+        return owned, edge, np.ones(len(owned))
     if field.element.degree:
         return facet_dofs(part, whole, field.simplices)
     owned, node = node_dofs(part, whole)

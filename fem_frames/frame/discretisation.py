@@ -57,7 +57,7 @@ class Discretisation:
         fields = []
         for field in kind.fields:
             data = field.essential(hierarchy, problem)
-            element = field.kind(hierarchy.dimension)
+            element = field.kind.for_mesh(hierarchy.dimension, hierarchy.meshes[-1].hats[1])
             fields.append(DiscreteField(field.name, element, data.fixed, data.lift, data.shapes))
         load = neumann_load(hierarchy, problem) if kind.neumann_is_load else np.zeros(len(hierarchy.points))
         mesh = hierarchy.points, hierarchy.finest.cells, regions

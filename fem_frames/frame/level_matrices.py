@@ -20,7 +20,8 @@ import numpy as np
 
 from fem_frames.frame.arrays import FrameArrays, FrameField
 from fem_frames.frame.curvature import child_offsets, transported
-from fem_frames.frame.elements import RT0
+from fem_frames.frame.edge_bubbles import EdgeBubbles
+from fem_frames.frame.elements import P1, RT0
 from fem_frames.frame.families import FrameFamily
 from fem_frames.frame.fields import joined_components
 from fem_frames.frame.sparse import SparseMatrix
@@ -181,12 +182,20 @@ def localisation_matrix(arrays: FrameArrays) -> SparseMatrix:
 
 def local_states(arrays: FrameArrays) -> Floats:
     """(K, m, L) states of the finest cells, scaled by |T|^{1/2}, from the nodal values in the order of E."""
-    local, finest = arrays.dimension + 1, len(arrays.levels) - 1
-    table = np.zeros((len(arrays.volumes), state_size(arrays), local * len(arrays.fields)))
-    for k, f in enumerate(arrays.fields):
-        states = np.swapaxes(nodal_states(arrays, f, finest), 1, 2)
-        table[:, state_slices(arrays)[f.name], k * local : (k + 1) * local] = states
-    return table * np.sqrt(arrays.volumes)[:, None, None]
+    tables = [np.swapaxes(nodal_states(arrays, f, len(arrays.levels) - 1), 1, 2) for f in arrays.fields]  # (K, c, L)
+    made = np.zeros((len(arrays.volumes), state_size(arrays), sum(table.shape[2] for table in tables)))
+    start = 0
+    for place, table in zip(state_slices(arrays).values(), tables, strict=True):
+        made[:, place, start : start + table.shape[2]] = table
+        start += table.shape[2]
+    return made * np.sqrt(arrays.volumes)[:, None, None]
+
+
+def shifted_units(arrays: FrameArrays, field: FrameField, points: Floats) -> Floats:
+    """(K, Q, c, c) the unit states of the finest cells (third axis), shifted to points (K, Q, d) of these cells."""
+    unit = np.eye(field.element.state_size)
+    offsets = (points - arrays.centres[:, None])[:, :, None]  # (K, Q, 1, d)
+    return field.element.shift(np.broadcast_to(unit, (*points.shape[:2], *unit.shape)), offsets)
 
 
 def nodal_differential_matrix(arrays: FrameArrays) -> SparseMatrix:
@@ -225,6 +234,13 @@ def flux_field(arrays: FrameArrays) -> FrameField | None:
     return next((f for f in arrays.fields if isinstance(f.element, RT0)), None)
 
 
+def bubbles_of(arrays: FrameArrays, field: FrameField) -> FrameField | None:
+    """The edge bubbles that complete a field in P1 to P2: the field after it, if that one is in edge bubbles."""
+    after = arrays.fields[arrays.fields.index(field) + 1 :][:1]
+    found = isinstance(field.element, P1) and after and isinstance(after[0].element, EdgeBubbles)
+    return after[0] if found else None
+
+
 def flux_at_centres(arrays: FrameArrays, fluxes: Floats) -> Floats:
     """(…, K, d) values of σ at the centres of the finest cells, from fluxes (…, F) through all finest facets.
 
@@ -246,10 +262,13 @@ def cell_states(arrays: FrameArrays, field: FrameField, values: Floats, part: sl
 def values_of(arrays: FrameArrays, fields: Mapping[str, Floats]) -> dict[str, Floats]:
     """Nodal values of each field to values: unchanged (…, N) for P1, at cell centres (…, K, d) for other elements.
 
-    The components of a vector field are joined, (…, N, d), if there are d of them.
+    The components of a vector field are joined, (…, N, d), if there are d of them. Edge bubbles, which vanish at all
+    points, are left out.
     """
     found = {}
     for f in arrays.fields:
+        if isinstance(f.element, EdgeBubbles):
+            continue
         values = fields[f.name]
         in_centres = f.element.cell_values(cell_states(arrays, f, values)) if f.degree else None
         found[f.name] = values if in_centres is None else in_centres
@@ -264,6 +283,8 @@ def lift_states(arrays: FrameArrays) -> Floats:
 
 def _prolongation_entries(arrays: FrameArrays, of: FrameField | FrameFamily, index: int) -> Entries:
     """The free Whitney forms of levels[index - 1] as combinations of the free ones of levels[index]."""
+    if not len(of.free[index - 1]):
+        return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0)
     coarse, fine = (arrays.simplices(i, of.degree) for i in (index - 1, index))
     level = arrays.levels[index]
     entries = prolongation_entries(coarse, fine, arrays.levels[index - 1].cells, level.ends, 2**arrays.dimension)
@@ -293,8 +314,8 @@ def _injection_entries(arrays: FrameArrays, index: int) -> tuple[Ints, Ints, Flo
     ratio = np.sqrt(level_volumes(arrays, index) / level_volumes(arrays, index - 1)[parent] * 2.0**d)
     factor = ratio * 2.0 ** (_exponent(d, finest - index) - _exponent(d, finest - index + 1))
     offset = child_offsets(arrays, index)  # (K, d)
-    entries: list[Entries] = []
-    for f in arrays.fields:
+    entries: list[Entries] = [(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))]
+    for f in (f for f in arrays.fields if f.element.nested):  # others have no functions before the finest level
         size, start = f.element.state_size, slices[f.name].start
         unit = factor[:, None, None] * np.eye(size)  # (K, c, c): the unit states of the parent
         shifted = f.element.shift(unit, offset[:, None])  # (K, c of the parent, c of the child)
