@@ -285,7 +285,7 @@ def test_loads_of_a_wrong_shape_are_named():
             lambda: type("A", (Reaction,), {"name": "test-a", "fields": (Field("u", P1), Field("u", P1))}),
             "two fields of A are called 'u'",
         ),
-        (lambda: Field("u", P1(2)), "the element of u is P1.*; a class is expected"),
+        (lambda: Field("u", P1(2)), "the element of u is P1.*; choose .* for an equation, or a class"),
         (lambda: Field("", P1), "the name of a field is ''"),
         (lambda: type("Other", (Reaction,), {"name": "test-tensor"}), "Tensor is called 'test-tensor' already"),
         (lambda: type("Bad", (P1,), {"name": "P1"}), "there is an element 'P1' already: choose another name for Bad"),
