@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from elasticity import block, elasticity
-from frames import samples
+from frames import case, samples
 from test_compiled_cycles import PLANS, assert_near, both
 from test_multigrid import dense_solution, energy_norms
 from test_multigrid_net import energy_error
@@ -16,12 +16,14 @@ from test_operators import check_contract
 from fem_frames import (
     Cycle,
     Field,
+    Frame,
     Grid,
     Multigrid,
     P1Values,
     QuadraticFormulation,
     compiling,
     error_bound,
+    make_formulation,
     solve,
     solve_reference,
 )
@@ -231,7 +233,6 @@ def test_references_are_checked_by_petsc():
     assert found.record["reference"] == "multigrid"
     assert found.record["checked_by_petsc"] == 2
     assert set(found.fields) == {"u[0]", "u[1]"}
-    assert ByMultigrid(made)
 
 
 @pytest.mark.parametrize("name", ["test-elasticity-2", "test-on-rollers-2"])
@@ -247,6 +248,15 @@ def test_a_learned_cycle_is_trained_and_improved(name, tmp_path):
     truth = reference_solutions(surrogate.formulation, y).fields
     for field, values in surrogate.improve(y, 1e-8).values.items():
         np.testing.assert_allclose(values, truth[field], rtol=0, atol=1e-6 * abs(truth[field]).max())
+
+
+def test_fields_in_other_elements_are_refused():
+    problem, arrays = case("square, LS")
+    with pytest.raises(ValueError, match="need fields in P1, but sigma is not: solve in the frame"):
+        FrameAnalysis(arrays, torch.float64, torch.device("cpu"))
+    made = make_formulation(Frame.from_arrays(arrays, "float64"), problem)
+    with pytest.raises(ValueError, match="multigrid is for fields with values at points, but least-squares has u and"):
+        ByMultigrid(made)
 
 
 def test_gradients_flow_through_right_hand_sides():
