@@ -127,6 +127,17 @@ def prolongation_matrix(arrays: FrameArrays, family: FrameFamily, index: int) ->
     return SparseMatrix.from_entries(rows, columns, weights, (sizes[index + 1], sizes[index]))
 
 
+def nodal_prolongation(arrays: FrameArrays, index: int) -> SparseMatrix:
+    """P_j between the free nodal values of all fields, field after field, from levels[index - 1] to levels[index]."""
+    parts, shape = [], (0, 0)
+    for f in arrays.fields:
+        rows, columns, weights = _prolongation_entries(arrays, f, index)
+        parts.append((shape[0] + rows, shape[1] + columns, weights))
+        shape = (shape[0] + len(f.free[index]), shape[1] + len(f.free[index - 1]))
+    rows, columns, weights = (np.concatenate(a) for a in zip(*parts, strict=True))
+    return SparseMatrix.from_entries(rows, columns, weights, shape)
+
+
 def synthesis_matrices(arrays: FrameArrays) -> list[SparseMatrix]:
     """M_j of H: [nodal values of all fields on level j-1; coefficients of level j] to nodal values on level j."""
     found = []
@@ -175,7 +186,7 @@ def differential_matrices(arrays: FrameArrays) -> list[SparseMatrix]:
 
 def localisation_matrix(arrays: FrameArrays) -> SparseMatrix:
     """E: free nodal values to their copies (K, L) on every finest cell, field after field; given values become 0."""
-    places = _local_numbers(arrays)
+    places = free_numbers(arrays)
     rows = np.arange(places.size).reshape(places.shape)
     return SparseMatrix.from_entries(rows, np.maximum(places, 0), 1.0 * (places >= 0), (places.size, arrays.nodal_size))
 
@@ -200,20 +211,23 @@ def shifted_units(arrays: FrameArrays, field: FrameField, points: Floats) -> Flo
 
 def nodal_differential_matrix(arrays: FrameArrays) -> SparseMatrix:
     """D in the nodal basis of the finest level: free nodal values to states of the finest cells."""
-    local, places = local_states(arrays), _local_numbers(arrays)[:, None]
+    local, places = local_states(arrays), free_numbers(arrays)[:, None]
     K, m, _ = local.shape
     rows = m * np.arange(K)[:, None, None] + np.arange(m)[:, None]
     weights = np.where(places < 0, 0.0, local)
     return SparseMatrix.from_entries(rows, np.maximum(places, 0), weights, (K * m, arrays.nodal_size))
 
 
-def _local_numbers(arrays: FrameArrays) -> Ints:
-    """(K, L) numbers of the finest cells' nodal values, all fields, among the free ones; -1 for given values."""
+def free_numbers(arrays: FrameArrays, index: int = -1) -> Ints:
+    """(K_j, L) numbers of each cell's nodal values, all fields, among the free ones of the level; -1 for given values.
+
+    The cell has the nodal values of one field after the other, and so do the numbers.
+    """
     found, start = [], 0
     for f in arrays.fields:
-        number = _numbers(f.free[-1], len(f.lift[-1]))[nodal_places(arrays, f)]
+        number = _numbers(f.free[index], len(f.lift[index]))[nodal_places(arrays, f, index)]
         found.append(np.where(number < 0, -1, start + number))
-        start += len(f.free[-1])
+        start += len(f.free[index])
     return np.concatenate(found, axis=1)
 
 
