@@ -26,7 +26,6 @@ from ufl import (
 from fem_frames import Grid, MeshHierarchy, Parameter, Problem, Uniform, export_frame
 from fem_frames.fenicsx.refinement import coarse_mesh
 from fem_frames.formulations.state_integrals import StateIntegral
-from fem_frames.frame.elements import find_element
 from fem_frames.frame.fields import Field
 from fem_frames.mesh.geometry import boundary_facets
 from fem_frames.mesh.simplices import simplices
@@ -114,12 +113,16 @@ def stokes(u, p, v, q, y, x, dx, ds):
 
 
 U, VECTOR = Field("u"), {d: Field("u", components=d) for d in (2, 3)}
+QUADRATIC = {d: Field("u", "P2", components=d) for d in (2, 3)}
 ENERGIES = {
     "diffusion": (lambda d: U, diffusion),
     "tensor": (lambda d: U, tensor),
     "elasticity": (lambda d: VECTOR.get(d), elasticity),
     "least squares": (lambda d: (Field("u"), Field("sigma", "RT0")), least_squares),
     "sizes": (lambda d: U, sizes),
+    "tensor, P2": (lambda d: Field("u", "P2"), tensor),
+    "elasticity, P2": (lambda d: QUADRATIC.get(d), elasticity),
+    "carreau, P2": (lambda d: Field("u", "P2"), carreau),
     "carreau": (lambda d: U, carreau),
     "hyperelastic": (lambda d: VECTOR.get(d), hyperelastic),
 }
@@ -128,13 +131,13 @@ RESIDUALS = {
     "advection, cubed": (lambda d: U, advection_cubed),
     "stokes": (lambda d: (VECTOR.get(d), Field("p", dirichlet={})), stokes),
 }
-NONLINEAR = ("carreau", "hyperelastic", "advection, cubed")
+NONLINEAR = ("carreau", "carreau, P2", "hyperelastic", "advection, cubed")
 VALUES = {"left": Parameter(3)}
 
 
 def has(name, d):
     """Whether a case exists in a dimension."""
-    return d > 1 or name not in ("elasticity", "hyperelastic", "stokes")
+    return d > 1 or name not in ("elasticity", "elasticity, P2", "hyperelastic", "stokes")
 
 
 def problem_of(name, d, **changes):
@@ -165,14 +168,13 @@ class InTorch:
 
     def __init__(self, arrays, problem):
         self.density, cells = problem.density(), arrays.levels[-1].cells
-        d = arrays.dimension
         self.integrals = [
             StateIntegral(arrays, self.density, number, lambda a: torch.as_tensor(np.array(a)))
             for number in range(len(self.density.integrals))
         ]
         self.tables = {}
-        for part in self.density.parts:
-            element = find_element(part.element, d)
+        for part, field in zip(self.density.parts, arrays.fields, strict=True):
+            element = field.element
             table = element.states(arrays.points, cells, arrays.levels[-1].gradients)  # (K, L, c)
             scaled = table * np.sqrt(arrays.volumes)[:, None, None]
             self.tables[part.name] = torch.as_tensor(scaled), torch.as_tensor(simplices(cells, element.degree)[1])

@@ -72,7 +72,7 @@ def query_seconds(surrogate: Answers, y: Floats, batch: int = 64) -> float:
     for part in batches[:32]:
         start = time.perf_counter()
         values = surrogate(part)
-        float(next(iter(values.values()))[0, 0])  # waits for the device
+        float(next(iter(values.values())).flatten()[0])  # waits for the device
         times.append((time.perf_counter() - start) / len(part))
     return statistics.median(times)
 

@@ -27,11 +27,11 @@ _CELLS = {1: "line", 2: "triangle", 3: "tetra"}
 
 
 def make_function(arrays: FrameArrays, values: Floats, name: str, comm: Any = None) -> Any:
-    """A DOLFINx function with the values (N,) at the points of the finest mesh, or (K, d) on its cells."""
+    """A DOLFINx function with values (N,) or (N, d) at the points of the finest mesh, or (K, d) on its cells."""
     from fem_frames.fenicsx import door
 
     mesh = door.create(arrays.points, arrays.levels[-1].cells, door.MPI.COMM_SELF if comm is None else comm)
-    return (door.nodal_function if values.ndim == 1 else door.cell_function)(mesh, values, name)
+    return (door.nodal_function if len(values) == len(arrays.points) else door.cell_function)(mesh, values, name)
 
 
 def check_format(path: Path, count: int = 1) -> None:
@@ -118,8 +118,9 @@ def _write_by_meshio(arrays: FrameArrays, steps: Sequence[Mapping[str, Floats]],
     (fields,) = steps
     points = np.zeros((len(arrays.points), 3))
     points[:, : arrays.dimension] = arrays.points
-    at_points = {name: np.array(v) for name, v in fields.items() if v.ndim == 1}
-    on_cells = {name: [np.pad(v, ((0, 0), (0, 3 - v.shape[1])))] for name, v in fields.items() if v.ndim == 2}
+    whole = {name: v if v.ndim == 1 else np.pad(v, ((0, 0), (0, 3 - v.shape[1]))) for name, v in fields.items()}
+    at_points = {name: np.array(v) for name, v in whole.items() if len(v) == len(points)}
+    on_cells = {name: [v] for name, v in whole.items() if len(v) != len(points)}
     mesh = meshio.Mesh(points, [(_CELLS[arrays.dimension], arrays.levels[-1].cells)], at_points, on_cells)
     meshio.write(path, mesh, file_format=path.suffix[1:])
 

@@ -153,7 +153,7 @@ class ByMultigrid(InTorch):
         if not has_multigrid(exact):
             names = " and ".join(field.name for field in exact.frame.arrays.fields)
             raise ValueError(
-                f"multigrid is for one scalar field with values at points, but {exact.name} has {names}: leave out "
+                f"multigrid is for fields with values at points, but {exact.name} has {names}: leave out "
                 + option("references", "multigrid")
             )
 
@@ -207,8 +207,10 @@ def chunk_size(exact: Formulation) -> int:
     """The number of samples that a solver in torch takes at a time."""
     arrays = exact.frame.arrays
     # Some six times the states of all cells and the coefficient at their points, as measured.
-    cells = len(arrays.volumes) * (state_size(arrays) + len(arrays.rule_weights))
-    return int(min(CHUNK, max(1, CHUNK_BYTES // (6 * 8 * (cells + arrays.frame_size)))))
+    numbers = 6 * (state_size(arrays) + len(arrays.rule_weights))
+    if len(arrays.fields) > 1 and has_multigrid(exact):  # local matrices of several fields are large, as measured
+        numbers += 4 * ((arrays.dimension + 1) * len(arrays.fields)) ** 2
+    return int(min(CHUNK, max(1, CHUNK_BYTES // (8 * (len(arrays.volumes) * numbers + 6 * arrays.frame_size)))))
 
 
 def check_reference(exact: Formulation, reference: ReferenceSolutions) -> None:

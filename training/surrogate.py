@@ -20,6 +20,7 @@ from fem_frames.files import is_there
 from fem_frames.formulations.formulation import Formulation
 from fem_frames.formulations.registry import make_formulation
 from fem_frames.frame.arrays import FrameArrays
+from fem_frames.frame.fields import joined_components
 from fem_frames.frame.level_matrices import flux_at_centres, flux_field, values_of
 from fem_frames.mesh.geometry import Floats
 from fem_frames.messages import either
@@ -75,9 +76,13 @@ class Surrogate:
 
     # ---- queries
 
-    @torch.no_grad()
     def __call__(self, y: npt.ArrayLike | Tensor) -> dict[str, Tensor]:
-        """Nodal values (B, N) of each field on the finest mesh, for y (B, p) or (p,)."""
+        """Nodal values (B, N) of each field on the finest mesh, for y (B, p) or (p,); of vectors (B, N, components)."""
+        return joined_components(self.fields(y), _stacked)
+
+    @torch.no_grad()
+    def fields(self, y: npt.ArrayLike | Tensor) -> dict[str, Tensor]:
+        """Nodal values (B, N) of each field of the frame: the components of vectors are fields of their own."""
         samples = self._samples(y)
         nodal = self._nodal(samples)
         return self._coordinates.fields(nodal, samples)
@@ -101,7 +106,7 @@ class Surrogate:
         `surrogate.at([[0.5, 0.5]], y)["u"]` is the value in the middle of the unit square. In one dimension σ is in P1
         like u and has values (B, n).
         """
-        return values_at(self.arrays, self(y), points)
+        return joined_components(values_at(self.arrays, self.fields(y), points), _stacked)
 
     @torch.no_grad()
     def flux(self, y: npt.ArrayLike | Tensor) -> Tensor:
@@ -112,7 +117,7 @@ class Surrogate:
         """
         flux = flux_field(self.arrays)
         if flux is not None:
-            return torch.as_tensor(flux_at_centres(self.arrays, as_arrays(self(y))[flux.name]))
+            return torch.as_tensor(flux_at_centres(self.arrays, as_arrays(self.fields(y))[flux.name]))
         return self.formulation.flux(self.coefficients(y), self._exact_samples(y))
 
     def loss(self, y: npt.ArrayLike | Tensor) -> Tensor:
@@ -308,7 +313,7 @@ class Surrogate:
         values = {name: value[0] for name, value in self._values(y).items()}
         if len(self._checked(y)) != 1:
             raise ValueError(f"one y is expected, not {len(self._checked(y))}")
-        field = self.arrays.fields[0].name if field is None else field
+        field = next(iter(values)) if field is None else field
         if field not in values:
             raise ValueError(f"there is no field {field!r}; the surrogate has {', '.join(values)}")
         return make_function(self.arrays, values[field], field, comm)
@@ -350,7 +355,11 @@ class Surrogate:
 
     def _values(self, y: npt.ArrayLike | Tensor, flux: bool = False) -> dict[str, Floats]:
         """Values of each field at points (B, N) or on cells (B, K, d); `flux` adds a_y ∇u unless it is a field."""
-        found = values_of(self.arrays, as_arrays(self(y)))
+        found = values_of(self.arrays, as_arrays(self.fields(y)))
         if flux and not has_flux(self.arrays):
             found["flux"] = self.flux(y).cpu().numpy()
         return found
+
+
+def _stacked(parts: list[Tensor]) -> Tensor:
+    return torch.stack(parts, dim=-1)

@@ -56,7 +56,7 @@ def run(parsed: argparse.Namespace) -> None:
 
         y = surrogate.problem.parameters.sample(parsed.samples, parsed.seed)
         reference = reference_solutions(surrogate.formulation, y, references=parsed.references)
-        values = {name: v.double().cpu().numpy() for name, v in surrogate(y).items()}
+        values = {name: v.double().cpu().numpy() for name, v in surrogate.fields(y).items()}
         both = [values_of(surrogate.arrays, fields) for fields in (values, reference.fields)]
         panels.append(SolutionPanel(labels[folder], surrogate.arrays, y, *both))
     plot_runs(curves, panels, parsed.out)

@@ -159,7 +159,7 @@ def _answers(
     from training.answers import as_arrays, has_flux
 
     if parsed.tol is None:
-        values, w = surrogate(samples), surrogate.coefficients(samples)
+        values, w = surrogate.fields(samples), surrogate.coefficients(samples)
         bounds = surrogate.certify(samples, parsed.norm)
         bound, iterations, loss = bounds.value, [0] * len(samples), surrogate.loss(samples)
         asked = surrogate.output(samples, outputs, parsed.adjoint) if outputs else None
@@ -248,6 +248,7 @@ def _show_several(
         show({"samples": each} | _places(surrogate, {k: v[0] for k, v in fields.items()}), as_json=True)
         return
     u = next(iter(fields.values()))
+    u = u if u.ndim == 2 else np.linalg.norm(u, axis=2)
     rows = [
         {"sample": i, **row, "relative": row["relative"] if np.isfinite(row["relative"]) else None}
         | {"least_u": float(u[i].min()), "largest_u": float(u[i].max())}
@@ -268,7 +269,7 @@ def _lists(fields: Mapping[str, Floats]) -> dict[str, Any]:
 def _places(surrogate: Any, fields: Mapping[str, Floats]) -> dict[str, Any]:
     """The points of the values, and the centres of cells if there are vectors on cells."""
     found = {"points": surrogate.arrays.points.tolist()}
-    if any(value.ndim == 2 for value in fields.values()):
+    if any(value.ndim == 2 and len(value) == len(surrogate.arrays.centres) for value in fields.values()):
         found["centres"] = surrogate.arrays.centres.tolist()
     return found
 

@@ -35,13 +35,14 @@ try:
     from dolfinx import cpp, fem, io
     from dolfinx import mesh as dmesh
     from mpi4py import MPI
+    from ufl.algorithms.apply_algebra_lowering import apply_algebra_lowering
+    from ufl.algorithms.apply_derivatives import apply_derivatives
 except ModuleNotFoundError as error:
     raise no_fenicsx(error) from error
 
 from fem_frames.files import one_line
 from fem_frames.mesh.coarse import Grid, MeshArrays
 from fem_frames.mesh.geometry import Floats, Ints, orient
-from fem_frames.mesh.simplices import facet_vectors, simplices
 
 # DOLFINx makes libraries that are loaded later share their symbols. The kernels of torch.compile all have the same
 # name and would overwrite each other's memory.
@@ -255,10 +256,11 @@ def make_tags(mesh: dmesh.Mesh, dimension: int, entities: Ints, values: Ints) ->
 
 
 @_compiling
-def space(mesh: dmesh.Mesh, *families: str) -> fem.FunctionSpace:
-    """Lowest-order space of a family, such as "P", or the mixed space of several families."""
+def space(mesh: dmesh.Mesh, *families: str | tuple[str, int]) -> fem.FunctionSpace:
+    """Space of a family, such as "P", or ("P", 2) for another degree than 1; or the mixed space of several families."""
     make, cell = (ufl.FiniteElement, mesh.ufl_cell()) if _OLD else (basix.ufl.element, _NAMES[mesh.topology.dim])
-    elements = [make(family, cell, 1) for family in families]
+    pairs = [(family, 1) if isinstance(family, str) else family for family in families]
+    elements = [make(family, cell, degree) for family, degree in pairs]
     if len(elements) > 1:
         elements = [ufl.MixedElement(*elements) if _OLD else basix.ufl.mixed_element(elements)]
     return (fem.FunctionSpace if _OLD else fem.functionspace)(mesh, elements[0])
@@ -293,12 +295,24 @@ def abstract_vector(d: int, count: int) -> Any:
     return ufl.Coefficient(ufl.FunctionSpace(domain, basix.ufl.element("Lagrange", name, 3, shape=(count,))))
 
 
+def lowered(form: Any) -> Any:
+    """A UFL form or expression without tensor algebra and derivatives: sums, products and functions of components."""
+    for _ in range(2):  # derivatives make new products
+        form = apply_derivatives(apply_algebra_lowering(form))
+    return form
+
+
 # ---- the reference cell ---------------------------------------------------------------------------------
+
+
+def reference_cell(d: int) -> Any:
+    """The interval, the triangle or the tetrahedron of basix."""
+    return getattr(basix.CellType, str(_NAMES[d]))
 
 
 def quadrature(d: int, degree: int) -> tuple[Floats, Floats]:
     """Points (Q, d) and weights (Q,) on the reference simplex: DOLFINx's own scheme."""
-    points, weights = basix.make_quadrature(getattr(basix.CellType, str(_NAMES[d])), degree)
+    points, weights = basix.make_quadrature(reference_cell(d), degree)
     return np.asarray(points).reshape(-1, d), np.asarray(weights)
 
 
@@ -308,32 +322,9 @@ def barycentric_quadrature(d: int, degree: int) -> tuple[Floats, Floats]:
     return np.concatenate([1 - points.sum(axis=1, keepdims=True), points], axis=1), weights / weights.sum()
 
 
-def tabulate(d: int, points: Floats) -> tuple[Floats, Floats]:
-    """P1 on the reference simplex: values (n, d+1) and derivatives (n, d+1, d) at points (n, d)."""
-    cell, variant = getattr(basix.CellType, str(_NAMES[d])), basix.LagrangeVariant.gll_warped
-    table = basix.create_element(basix.ElementFamily.P, cell, 1, variant).tabulate(1, points)
-    table = np.asarray(table).reshape(d + 1, len(points), d + 1)
-    return table[0], np.moveaxis(table[1:], 0, -1)
-
-
-def tabulate_facets(d: int, points: Floats) -> tuple[Floats, Floats]:
-    """RT0 on the reference simplex with flux 1 through each facet: values (n, d+1, d) and divergences (n, d+1).
-
-    Facets have the order and orientation of `mesh.simplices`; P1 for d = 1.
-    """
-    if d == 1:
-        values, derivatives = tabulate(1, points)
-        return values[..., None], derivatives[..., 0]
-    cell, variant = getattr(basix.CellType, str(_NAMES[d])), basix.LagrangeVariant.legendre
-    element = basix.create_element(basix.ElementFamily.RT, cell, 1, variant)
-    corners, facets = np.concatenate([np.zeros((1, d)), np.eye(d)]), simplices(np.arange(d + 1)[None], d - 1)[0]
-    both = np.concatenate([points, corners[facets].mean(axis=1)])
-    # basix numbers facets by the opposite corner, which is the reverse order.
-    table = np.asarray(element.tabulate(1, both)).reshape(d + 1, len(both), d + 1, d)[:, :, ::-1]
-    middle = table[0, len(points) :]  # (d+1, d+1, d) functions at the midpoint of each facet
-    flux = np.einsum("ffi,fi->f", middle, facet_vectors(corners, facets))
-    table = table[:, : len(points)] / flux[:, None]
-    return table[0], np.einsum("inci->nc", table[1:])
+def entities(d: int, k: int) -> Ints:
+    """(C, k+1) corners of the k-dimensional parts of the reference simplex, in the order of DOLFINx."""
+    return np.array(basix.topology(reference_cell(d))[k], np.int64)
 
 
 # ---- forms and output -----------------------------------------------------------------------------------
@@ -356,20 +347,29 @@ def integral(form: Any, comm: MPI.Comm) -> float:
 
 
 def nodal_function(mesh: dmesh.Mesh, values: Floats, name: str) -> fem.Function:
-    """P1 function with the given values (N,) at the input nodes."""
-    V = space(mesh, "P")
+    """P1 function with the given values (N,), or vectors (N, d), at the input nodes."""
+    values = np.asarray(values)
+    V = space(mesh, "P") if values.ndim == 1 else _vector_space(mesh, ("P", 1))
     function = fem.Function(V)
     function.name = name
-    function.x.array[dofs(V)] = np.asarray(values)[input_nodes(mesh)[nodes(mesh)]]
+    of_nodes = values.reshape(len(values), -1)
+    function.x.array.reshape(-1, of_nodes.shape[1])[dofs(V)] = of_nodes[input_nodes(mesh)[nodes(mesh)]]
     function.x.scatter_forward()
     return function
+
+
+def _vector_space(mesh: dmesh.Mesh, element: tuple[str, int]) -> fem.FunctionSpace:
+    """Vectors with d components in a scalar element."""
+    if _OLD:
+        return fem.VectorFunctionSpace(mesh, element)
+    return fem.functionspace(mesh, (*element, (mesh.geometry.dim,)))
 
 
 @_compiling
 def cell_function(mesh: dmesh.Mesh, values: Floats, name: str) -> fem.Function:
     """Vector function that is constant on cells, with the given values (K, d) on the input cells."""
     d = values.shape[1]
-    V = fem.VectorFunctionSpace(mesh, ("DG", 0)) if _OLD else fem.functionspace(mesh, ("DG", 0, (d,)))
+    V = _vector_space(mesh, ("DG", 0))
     function = fem.Function(V)
     function.name = name
     of_cell = dofs(V)[:, 0]
@@ -379,7 +379,7 @@ def cell_function(mesh: dmesh.Mesh, values: Floats, name: str) -> fem.Function:
 
 
 def write_xdmf(path: str | Path, points: Floats, cells: Ints, **fields: Floats) -> None:
-    """Writes XDMF and HDF5 for ParaView: a mesh from arrays, and named fields at points (N,) or on cells (K, d)."""
+    """Writes XDMF and HDF5 for ParaView: a mesh from arrays, and named fields at points or on cells."""
     write_xdmf_series(path, points, cells, [fields])
 
 
@@ -390,7 +390,7 @@ def write_xdmf_series(path: str | Path, points: Floats, cells: Ints, steps: Sequ
         file.write_mesh(mesh)
         for time, fields in enumerate(steps):
             for name, values in fields.items():
-                make = nodal_function if np.ndim(values) == 1 else cell_function
+                make = nodal_function if len(values) == len(points) else cell_function
                 file.write_function(make(mesh, values, name), float(time))
 
 

@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fem_frames.fenicsx import door
-from fem_frames.fenicsx.dofs import facet_dofs, node_dofs
+from fem_frames.fenicsx.dofs import bubbles_from_middles, edge_dofs, facet_dofs, middles_from_bubbles, node_dofs
 from fem_frames.fenicsx.door import MPI, fem
-from fem_frames.frame.elements import Element
+from fem_frames.frame.edge_bubbles import EdgeBubbles
+from fem_frames.frame.elements import P1, Element
 from fem_frames.mesh.geometry import Floats, Ints
 
 
@@ -36,9 +37,10 @@ class FieldSpace:
         self.mesh, self.fields, self.comm = mesh, fields, comm
         self.points = points
         """N of all ranks."""
-        V = self.V = door.space(mesh, *(f.element.dolfinx_family for f in fields))
+        families, place = _families(fields)
+        V = self.V = door.space(mesh, *families)
         self.solution = fem.Function(V)
-        parts = [V] if len(fields) == 1 else [V.sub(i) for i in range(len(fields))]
+        parts = [V if len(families) == 1 else V.sub(i) for i in place]
         self.dofs = [_nodal_dofs(f, part, V) for f, part in zip(fields, parts, strict=True)]
         """For each field owned dofs, the nodal value of each, and its factor: a dof is its nodal value times that."""
 
@@ -50,7 +52,7 @@ class FieldSpace:
     def place(self, lifts: Sequence[Floats], x: Floats) -> Ints:
         """Writes given values into the dofs x of this rank, from nodal values (n,) of fields; returns their places."""
         places = []
-        for f, lift, (owned, place, factor) in zip(self.fields, lifts, self.dofs, strict=True):
+        for f, lift, (owned, place, factor) in zip(self.fields, self._values(lifts), self.dofs, strict=True):
             given = f.fixed[place]
             x[owned[given]] = (factor * lift[place])[given]
             places.append(owned[given])
@@ -58,8 +60,16 @@ class FieldSpace:
 
     def extend(self, lifts: Sequence[Floats], x: Floats) -> None:
         """Writes the nodal values (n,) of all fields into the dofs x of this rank."""
-        for lift, (owned, place, factor) in zip(lifts, self.dofs, strict=True):
+        for lift, (owned, place, factor) in zip(self._values(lifts), self.dofs, strict=True):
             x[owned] = factor * lift[place]
+
+    def _values(self, lifts: Sequence[Floats]) -> list[Floats]:
+        """The same with values at midpoints of edges in place of edge bubbles."""
+        found = list(lifts)
+        for k, f in enumerate(self.fields):
+            if isinstance(f.element, EdgeBubbles):
+                found[k] = middles_from_bubbles(lifts[k - 1], lifts[k], f.simplices)
+        return found
 
     def set_solution(self, x: Floats) -> None:
         """Sets `solution` from the dofs x of this rank. Collective."""
@@ -68,7 +78,11 @@ class FieldSpace:
 
     def gathered(self) -> dict[str, Floats]:
         """Nodal values (n,) of every field of `solution`, on every rank. Collective."""
-        return {f.name: self._gather(f, dofs) for f, dofs in zip(self.fields, self.dofs, strict=True)}
+        found = [self._gather(f, dofs) for f, dofs in zip(self.fields, self.dofs, strict=True)]
+        for k, f in enumerate(self.fields):
+            if isinstance(f.element, EdgeBubbles):
+                found[k] = bubbles_from_middles(found[k - 1], found[k], f.simplices)
+        return {f.name: values for f, values in zip(self.fields, found, strict=True)}
 
     def _gather(self, field: NodalField, dofs: tuple[Ints, Ints, Floats]) -> Floats:
         owned, place, factor = dofs
@@ -92,8 +106,29 @@ class FieldSpace:
         return x
 
 
+def _families(fields: Sequence[NodalField]) -> tuple[list[str | tuple[str, int]], list[int]]:
+    """DOLFINx's elements, and for each field the number of its own: P1 and the edge bubbles after it are P2."""
+    found: list[str | tuple[str, int]] = []
+    place = []
+    for k, f in enumerate(fields):
+        if not isinstance(f.element, EdgeBubbles):
+            found.append(f.element.dolfinx_family)
+        elif k and isinstance(fields[k - 1].element, P1):
+            found[-1] = (fields[k - 1].element.dolfinx_family, 2)
+        else:
+            raise ValueError(f"the field before {f.name} is not in P1: edge bubbles follow the P1 part of their field")
+        place.append(len(found) - 1)
+    return found, place
+
+
 def _nodal_dofs(field: NodalField, part: Any, whole: Any) -> tuple[Ints, Ints, Floats]:
-    """Owned dofs, the nodal value of each, and factors: a dof is its nodal value times its factor."""
+    """Owned dofs, the nodal value of each, and factors: a dof is its nodal value times its factor.
+
+    For edge bubbles the dofs are the values at midpoints.
+    """
+    if isinstance(field.element, EdgeBubbles):
+        owned, edge = edge_dofs(part, whole, field.simplices)
+        return owned, edge, np.ones(len(owned))
     if field.element.degree:
         return facet_dofs(part, whole, field.simplices)
     owned, node = node_dofs(part, whole)

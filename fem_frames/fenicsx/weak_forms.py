@@ -147,7 +147,7 @@ def compile_equation(equation: Equation, d: int, p: int) -> Density:
             with calling("monotonicity", equation.monotonicity, "it is a function of y that returns a number"):
                 claimed = ufl.as_ufl(equation.monotonicity(y))
             scalars = _Scalars(None, None, y, parts, equation, d)
-            monotonicity = scalars.builder.program(scalars.of(_lowered(claimed)))
+            monotonicity = scalars.builder.program(scalars.of(door.lowered(claimed)))
         if not integrals:
             raise NoProgramError("it is zero")
         kind = ENERGY if equation.residual is None else RESIDUAL
@@ -160,22 +160,13 @@ def compile_equation(equation: Equation, d: int, p: int) -> Density:
     return density
 
 
-def _lowered(expression: Any) -> Any:
-    from ufl.algorithms.apply_algebra_lowering import apply_algebra_lowering
-    from ufl.algorithms.apply_derivatives import apply_derivatives
-
-    for _ in range(2):  # derivatives make new products
-        expression = apply_derivatives(apply_algebra_lowering(expression))
-    return expression
-
-
 def _integrals(
     form: Any, known: Sequence[tuple[str, tuple[Group, ...]]], scalars: Callable[[], _Scalars]
 ) -> Iterator[Integral]:
     if form.arguments():
         raise NoProgramError("it has test or trial functions of its own: give the energy, or use those of residual=")
     places: dict[tuple[str, tuple[Group, ...]], tuple[_Scalars, list[Value]]] = {}
-    for integral in _lowered(form).integrals():
+    for integral in door.lowered(form).integrals():
         kind, tag = integral.integral_type(), integral.subdomain_id()
         if kind == "interior_facet":
             raise NoProgramError(f"it has an integral over facets between cells (dS), {ONE_CELL}")

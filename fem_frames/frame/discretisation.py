@@ -63,7 +63,7 @@ class Discretisation:
         fields = []
         for f in kind.fields:
             data = f.essential(hierarchy, problem)
-            element = f.kind(hierarchy.dimension)
+            element = f.kind.for_mesh(hierarchy.dimension, hierarchy.meshes[-1].hats[1])
             fields.append(DiscreteField(f.name, element, data.fixed, data.lift, data.shapes))
         load = neumann_load(hierarchy, problem) if kind.neumann_is_load else np.zeros(len(hierarchy.points))
         mesh = hierarchy.points, hierarchy.finest.cells, regions

@@ -5,9 +5,9 @@ N points, F facets of a mesh.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,8 @@ from fem_frames.mesh.geometry import Floats
 from fem_frames.mesh.hierarchy import MeshHierarchy
 from fem_frames.problem.definition import Problem
 from fem_frames.problem.equation import ELEMENTS, MOST_COMPONENTS, Unknown
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +62,16 @@ def neumann_fluxes(hierarchy: MeshHierarchy, problem: Problem) -> EssentialData:
     return given_fluxes(hierarchy, problem)
 
 
+def bubble_values(hierarchy: MeshHierarchy, problem: Problem) -> EssentialData:
+    """u is given on the Dirichlet part, on its edges: `EdgeBubbles` have what P1 lacks of it. See docs/formulations.md.
+
+    The value of an edge is the value of the data at its midpoint minus the mean of the data at its ends.
+    """
+    from fem_frames.frame.edge_bubbles import given_bubbles
+
+    return given_bubbles(hierarchy, problem)
+
+
 @dataclass(frozen=True)
 class Field:
     """An unknown function. In an equation: `Field("u")`, `Field("u", components=2)`, `Field("sigma", "RT0")`.
@@ -85,7 +97,7 @@ class Field:
         if not is_class and self.element not in ELEMENTS:
             raise ValueError(
                 f"the element of {self.name} is {self.element!r}; choose {', '.join(map(repr, ELEMENTS))} for an "
-                "equation, or a class for a formulation of your own: P1, P1Values or RT0"
+                "equation, or a class for a formulation of your own: P1, P1Values, EdgeBubbles or RT0"
             )
         if not callable(self.essential):
             raise ValueError(f"essential of {self.name} is {self.essential!r}; a function of hierarchy and problem")
@@ -116,13 +128,33 @@ class Field:
         return Unknown(self.name, self.element, self.components, self.dirichlet)
 
 
+def joined_components(fields: Mapping[str, T], stack: Callable[[list[T]], T], count: int | None = None) -> dict[str, T]:
+    """The fields with components "u[0]", "u[1]", … joined to "u"; with `count` only those of so many components."""
+    groups: dict[str, list[str]] = {}
+    for name in fields:
+        groups.setdefault(vector_name(name) or name, []).append(name)
+    found: dict[str, T] = {}
+    for name, parts in groups.items():
+        if vector_name(parts[0]) is None or count not in (None, len(parts)):
+            found |= {part: fields[part] for part in parts}
+        else:
+            found[name] = stack([fields[part] for part in parts])
+    return found
+
+
+def vector_name(name: str) -> str | None:
+    """The name of the vector field that a frame field "u[1]" is a component of; None for others."""
+    base, bracket, rest = name.rpartition("[")
+    return base if bracket and base and rest.endswith("]") and rest[:-1].isdigit() else None
+
+
 def field_data(name: str) -> Callable[[MeshHierarchy, Problem], EssentialData]:
     """The boundary data of one field of an equation."""
 
     def essential(hierarchy: MeshHierarchy, problem: Problem) -> EssentialData:
         own, first = problem.of_field(name)
         element = next(part.element for part in problem.density().parts if part.name == name)
-        data = (neumann_fluxes if element == "RT0" else dirichlet_values)(hierarchy, own)
+        data = {"RT0": neumann_fluxes, "edge bubbles": bubble_values}.get(element, dirichlet_values)(hierarchy, own)
         shapes = tuple(LiftShape(first + shape.condition, shape.values) for shape in data.shapes)
         return EssentialData(data.fixed, data.lift, shapes)
 

@@ -25,7 +25,8 @@ def describe_conditions(conditions: Sequence[Condition]) -> list[dict[str, Any]]
         values = [_describe(value, condition.kind == "robin") for value in condition.values]
         if None in values:
             return None
-        found.append({"kind": condition.kind, "values": values})
+        of_field = {"field": condition.field} if condition.field else {}
+        found.append({"kind": condition.kind, "values": values, **of_field})
     return found
 
 
@@ -61,6 +62,26 @@ def read_conditions(
     if order != sorted(order):
         raise ValueError("the boundary conditions are not in the order dirichlet, neumann, robin")
     return found  # type: ignore[return-value]
+
+
+def read_equation_conditions(given: Any, in_frame: Callable[..., Any]) -> tuple[Condition, ...]:
+    """The conditions of the fields of an equation, in their order; raises a ValueError if they are damaged."""
+    if not isinstance(given, list) or not given:
+        raise ValueError("the boundary is not described by a list of conditions")
+    found = []
+    for number, condition in enumerate(given):
+        keys = {"kind", "values", "field"}
+        if not isinstance(condition, Mapping) or set(condition) != keys or condition["kind"] not in KINDS[:2]:
+            raise ValueError(f"boundary condition {number} is not described by its kind, values and field")
+        if not isinstance(condition["values"], list) or len(condition["values"]) != 1:
+            raise ValueError(f"boundary condition {number} has not one value")
+        value = _read(condition["values"][0], in_frame, number)
+        where, name = (number,), condition["field"]
+        text = f"{condition['kind']} {number}"
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"boundary condition {number} belongs to no field")
+        found.append(Condition(condition["kind"], where, BoundaryValue(value, text), field=name))
+    return tuple(found)
 
 
 def _read(value: Any, in_frame: Callable[..., Any] | None, number: int) -> Any:

@@ -173,6 +173,8 @@ class Density:
         small = self.reduced
         if self.kind != ENERGY or [part.element for part in small.parts] != ["P1"] or not small.is_linear:
             return None
+        if not small.integrals:  # loads alone have no minimum
+            return None
         found = []
         for integral, rows in zip(small.integrals, small.hessians, strict=True):
             first = rows[0][0]

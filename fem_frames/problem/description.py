@@ -19,9 +19,14 @@ import numpy.typing as npt
 
 from fem_frames.mesh.geometry import Floats, Ints
 from fem_frames.messages import either
-from fem_frames.problem.boundary_description import describe_conditions, read_conditions
+from fem_frames.problem.boundary_description import (
+    describe_conditions,
+    read_conditions,
+    read_equation_conditions,
+)
 from fem_frames.problem.coefficients import Affine, ByRegion, Coefficient, ExpAffine, Tabulated
 from fem_frames.problem.definition import Problem
+from fem_frames.problem.densities import Density
 from fem_frames.problem.equation import Equation
 from fem_frames.problem.parameters import Gaussian, Uniform
 
@@ -97,6 +102,8 @@ def described_problem(
     has_boundary = isinstance(description, Mapping) and "boundary" in description
     parts = _mapping(description, "the problem", (*keys, "boundary") if has_boundary else keys)
     parameters = _read_parameters(parts["parameters"])
+    if isinstance(parts["coefficient"], Mapping) and parts["coefficient"].get("kind") == "equation":
+        return _with_equation(parts, record, parameters)
     in_frame = _NodalValues(points, lift)
     conditions: dict[str, Any] = {"dirichlet": _unknown, "dirichlet_value": in_frame, "neumann": {"rest": _unknown}}
     if has_boundary:
@@ -111,6 +118,25 @@ def described_problem(
         options=dict(record.get("options", {})),
         quadrature_degree=record.get("quadrature_degree", 2),
     )
+
+
+def _with_equation(parts: Mapping[str, Any], record: Mapping[str, Any], parameters: Uniform | Gaussian) -> Problem:
+    """The problem of an equation whose programs are in the frame's record."""
+    density = Density.from_record(record.get("equation"))
+    if density.parameters != parameters.dimension:
+        raise ValueError(f"the equation has {density.parameters} parameters, not {parameters.dimension}")
+    made = RecordedProblem(
+        mesh=None,
+        coefficient=Equation.recorded(density),
+        parameters=parameters,
+        dirichlet={},
+        name=str(record.get("problem")),
+        options=dict(record.get("options", {})),
+        quadrature_degree=record.get("quadrature_degree", 2),
+    )
+    if "boundary" in parts:
+        object.__setattr__(made, "conditions", read_equation_conditions(parts["boundary"], _unknown))
+    return made
 
 
 def _read_parameters(given: Any) -> Uniform | Gaussian:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fem_frames.mesh.coarse import Grid, MeshArrays
+from fem_frames.messages import either
 from fem_frames.problem.boundary import REST, BoundaryValue, Condition, make_conditions
 from fem_frames.problem.densities import Density, Part
 
@@ -93,11 +94,35 @@ class Equation:
         object.__setattr__(self, "fields", tuple(_unknown(f) for f in given))
         _check(self)
 
+    @classmethod
+    def recorded(cls, density: Density) -> Equation:
+        """The equation of programs that were read from a file."""
+        fields: dict[str, Unknown] = {}
+        names = [part.name for part in density.parts]
+        for part in density.parts:
+            if part.element == "edge bubbles":
+                continue
+            base, bracket, rest = part.name.rpartition("[")
+            name = base if bracket and rest[:-1].isdigit() else part.name
+            element = "RT0" if part.element == "RT0" else "P2" if f"{part.name} bubbles" in names else "P1"
+            count = None if name == part.name else 1 + (fields[name].components or 0 if name in fields else 0)
+            fields[name] = Unknown(name, element, count)
+        made = cls(*fields.values(), density=density)
+        if [(p.name, p.element, p.size) for p in made.parts(density.dimension)] != [
+            (p.name, p.element, p.size) for p in density.parts
+        ]:
+            raise ValueError("the fields of the equation do not fit each other")
+        return made
+
     @property
     def function(self) -> Callable[..., Any]:
         """The energy or the weak form."""
         found = self.energy or self.residual
-        assert found is not None
+        if found is None:
+            raise ValueError(
+                "the equation was read from a file, which has its programs but not its function: give the problem, as "
+                + either("--problem", "problem=…")
+            )
         return found
 
     @property
@@ -181,9 +206,8 @@ def equation_conditions(
             given = unknown.dirichlet or {}
             if not isinstance(given, Mapping):
                 raise ValueError(f"the flux {unknown.name} is given by groups, {{'wall': 0.0}}, not by {given!r}")
-            own = make_conditions(None, 0.0, given, {})
-            if own:
-                own += (Condition("dirichlet", (REST,), BoundaryValue(0.0, "free")),)  # where the flux is free
+            free = Condition("dirichlet", (REST,), BoundaryValue(0.0, "free"))  # as where u is given
+            own = (*make_conditions(None, 0.0, given, {}), free)
             found += [replace(c, field=unknown.name) for c in own]
             continue
         for k, name in enumerate(unknown.names()):

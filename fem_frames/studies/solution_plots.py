@@ -79,7 +79,7 @@ def plot_runs(
 def plot_solutions(
     arrays: FrameArrays, fields: Mapping[str, Floats], y: Floats, path: Path | None = None, title: str = ""
 ) -> Picture:
-    """Draws all fields for y (B, p), at points (B, N) or as vectors on cells (B, K, d); saves them if there is a path.
+    """Draws all fields for y (B, p), values (B, N) or vectors (B, N or K, d); saves the picture if there is a path.
 
     In one dimension there is a panel per field with a line per y. In two dimensions there is a map per field and y,
     with a column per y and one colour scale per field.
@@ -189,10 +189,10 @@ def _short(y: Floats) -> str:
 
 
 def _line(axes: Any, arrays: FrameArrays, values: Floats, **options: Any) -> None:
-    """Draws a field over the interval: values (N,) at points as a polygon, values (K, 1) on cells as steps."""
-    if values.ndim == 1:
+    """Draws a field over the interval: values at points as a polygon, values (K, 1) on cells as steps."""
+    if len(values) == len(arrays.points):
         order = np.argsort(arrays.points[:, 0])
-        axes.plot(arrays.points[order, 0], values[order], **options)
+        axes.plot(arrays.points[order, 0], values.reshape(len(values))[order], **options)
     else:
         order = np.argsort(arrays.centres[:, 0])
         axes.stairs(values[order, 0], np.sort(arrays.points[:, 0]), baseline=None, **options)
@@ -204,6 +204,11 @@ def _map(axes: Any, arrays: FrameArrays, values: Floats, **options: Any) -> Any:
     x, cells = arrays.points, arrays.levels[-1].cells
     if values.ndim == 1:
         return axes.tripcolor(x[:, 0], x[:, 1], cells, values, shading="gouraud", **options)
+    if len(values) == len(x):  # vectors at points
+        drawn = axes.tripcolor(x[:, 0], x[:, 1], cells, np.linalg.norm(values, axis=1), shading="gouraud", **options)
+        if "cmap" not in options:
+            _arrows(axes, arrays, values[cells].mean(axis=1))
+        return drawn
     drawn = axes.tripcolor(x[:, 0], x[:, 1], cells, facecolors=np.linalg.norm(values, axis=1), **options)
     if "cmap" not in options:  # no arrows on differences
         _arrows(axes, arrays, values)
