@@ -64,6 +64,8 @@ class Formulation(ABC):
     """Whether C_y is one number per cell times the identity on gradients, `cell_diffusion`."""
     is_robin_diffusion: ClassVar[bool] = False
     """Whether A_y consists of `cell_diffusion` and the masses of Robin facets."""
+    is_quadratic: ClassVar[bool] = True
+    """Whether the loss is quadratic in w; otherwise C_y, A_y, `stable` and `bpx` are those at w = 0."""
     data_of_y: ClassVar[bool] = False
     """Whether boundary data may depend on y; `loss` and the loads must then use `lift(y)` and `boundary`."""
 
@@ -228,6 +230,18 @@ class Formulation(ABC):
         """HᵀA_yH, the same matrix by another route."""
         return Congruent(self.frame.H, self.A(y))
 
+    def curvature(self, w: Tensor, y: Tensor) -> LinearOperator:
+        """The second derivative of the loss at w, divided by 2 · factor: DᵀC_yD for all w if the loss is quadratic."""
+        return self.stable(y)
+
+    def nodal_curvature(self, v: Tensor, y: Tensor) -> LinearOperator:
+        """The same in the nodal basis at nodal values v = H w: A_y for all v if the loss is quadratic."""
+        return self.A(y)
+
+    def local_curvature(self, w: Tensor, y: Tensor) -> Tensor:
+        """(K, L, L, B) the local matrices that `nodal_curvature` consists of, at frame coefficients w."""
+        return self.local_matrices(y)
+
     def lift(self, y: Tensor | None) -> Tensor:
         """(B or 1, K m) states of the lift; y is needed if they depend on it."""
         if self.boundary is None or not self.boundary.lifts:
@@ -325,6 +339,14 @@ class Formulation(ABC):
         None leaves error bounds to `coercivity`, which needs C_y to be positive definite on every cell.
         """
         return None
+
+    def norm_blocks(self, y: Tensor) -> LinearOperator:
+        """C on states in the norm called "energy" against the discrete solution, √⟨C 𝒟e, 𝒟e⟩: C_y unless overridden."""
+        return self.C(y)
+
+    def monotonicity(self, y: Tensor) -> Tensor:
+        """(B,) numbers α: the second derivative is at least α times that of the norm for all w; 0 if none is known."""
+        return torch.ones(self.check_parameters(y).shape[0], dtype=self.wide, device=self.frame.device)
 
     def check_density(self, y: Tensor) -> None:
         """Raises a ValueError if the functional has no minimum for a sample; solvers and training runs ask first."""
