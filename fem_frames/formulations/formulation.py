@@ -327,6 +327,11 @@ class Formulation(ABC):
         """(B or 1, Nhat) load of source and Neumann data on the frame."""
         return self.rounded(self._wide_synthesis.T(self.functional(y)), "the load")
 
+    @property
+    def point_values(self) -> int:
+        """Numbers per quadrature point that an evaluation holds at the same time, roughly."""
+        return 1
+
     # ---- parts of error bounds
 
     def coercivity(self, y: Tensor) -> Tensor:

@@ -105,6 +105,10 @@ class NonlinearEquation(StateEquation):
     def local_curvature(self, w: Tensor, y: Tensor) -> Tensor:
         return self._local(self._blocks(self._cells(w, y), y))
 
+    @property
+    def point_values(self) -> int:
+        return max(len(integral.program.operations) for integral in self.density.integrals)
+
     # ---- loss
 
     def state_load(self, y: Tensor) -> Tensor:

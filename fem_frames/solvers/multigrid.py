@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fem_frames.formulations.boundary_terms import BoundaryTerms
 from fem_frames.formulations.formulation import Formulation
+from fem_frames.formulations.formulation_checks import check_quadratic
 from fem_frames.frame.elements import P1, P1Values
 from fem_frames.frame.graphs import graph_hierarchy
 from fem_frames.operators.checking import is_watched
@@ -32,6 +33,14 @@ def has_multigrid(formulation: Formulation) -> bool:
     """Whether the formulation has a multigrid: one scalar field with its values at points."""
     fields = formulation.frame.arrays.fields
     return len(fields) == 1 and isinstance(fields[0].element, P1 | P1Values) and formulation.frame.arrays.nodal_size > 0
+
+
+def trusts_multigrid(formulation: Formulation) -> bool:
+    """Whether multigrid is the solver by default: cycles need matrices that are positive definite.
+
+    Those of energies that are not known to be convex may be indefinite on the way to a minimum.
+    """
+    return has_multigrid(formulation) and (formulation.is_quadratic or bool(formulation.norms))
 
 
 def robin_terms(formulation: Formulation) -> BoundaryTerms | None:
@@ -127,4 +136,5 @@ class Multigrid:
         steps = whole_number(steps, "steps", least=0)
         if not isinstance(cycle, Cycle):
             raise ValueError(f"cycle is {cycle!r}; a Cycle is expected, such as Cycle(pre=2, post=2)")
+        check_quadratic(self.formulation, "answer")
         return self.at(y).answer(self.formulation.nodal_load(y), steps, cycle)

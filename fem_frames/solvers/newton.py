@@ -20,7 +20,7 @@ from fem_frames.operators.checking import unchecked
 from fem_frames.operators.linear import dot
 from fem_frames.problem.definition import whole_number
 from fem_frames.solvers.conjugate_gradients import ConvergenceError
-from fem_frames.solvers.multigrid import has_multigrid
+from fem_frames.solvers.multigrid import trusts_multigrid
 from fem_frames.solvers.sample_multigrid import INDEFINITE
 from fem_frames.solvers.solution import (
     REACHABLE,
@@ -33,7 +33,7 @@ from fem_frames.solvers.solution import (
 )
 
 MOST_STEPS = 60
-MOST_TRIALS = 40  # lengths of a step that are tried
+MOST_TRIALS = 30  # lengths of a step that are tried
 DECREASE = 1e-4  # of the decrease that the slope promises
 LOOSE = 0.1  # relative residual of the linear systems of the first steps
 ROUNDINGS = 1000  # units of the last place of an energy that count as rounding
@@ -64,27 +64,29 @@ def newton(
     exact = in_precision(formulation, wide)
     max_iterations = whole_number(max_iterations, "max_iterations")
     state = _State(exact, y.to(wide), start, tol)
-    if solver is None:  # cycles need positive definite matrices, which only convex energies promise
-        solver = "multigrid" if exact.norms and has_multigrid(exact) else "frame"
+    name = solver or ("multigrid" if trusts_multigrid(exact) else "frame")
     iterations = torch.zeros(len(y), dtype=torch.int64, device=y.device)
     steps = 0
 
     def reached() -> Solution:
-        return Solution(state.w, iterations, state.relative, steps, solver)
+        return Solution(state.w, iterations, state.relative, steps, name)
 
     while len(rows := state.open_rows(until)):
         if steps == MOST_STEPS:
             raise ConvergenceError(state.complaint(int(rows[0]), steps, dtype), reached())
         try:
-            _, correct = make_solver(formulation, y[rows], solver, state.w[rows].to(dtype))
+            _, correct = make_solver(formulation, y[rows], name, state.w[rows].to(dtype))
         except ValueError as error:
             if str(error) != INDEFINITE:
                 raise
-            raise ConvergenceError(
-                f"the energy has negative curvature in step {steps + 1}: {NO_MINIMUM}; to find out, solve with "
-                "solver='frame'",
-                reached(),
-            ) from error
+            if solver is not None:
+                raise ConvergenceError(
+                    f"the energy has no positive curvature in step {steps + 1}: {NO_MINIMUM}; to find out, leave out "
+                    f"solver={solver!r}",
+                    reached(),
+                ) from error
+            name = "frame"  # which needs no positive definite matrix
+            continue
         rest = state.relative[rows]
         goal = torch.maximum(rest.clamp_max(LOOSE), 0.5 * tol / rest).clamp(REACHABLE[dtype], LOOSE)
         found = correct(-state.residual[rows], goal, max_iterations)

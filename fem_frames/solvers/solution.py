@@ -23,7 +23,7 @@ from fem_frames.operators.linear import batch_last, dot
 from fem_frames.problem.definition import whole_number
 from fem_frames.solvers.conjugate_gradients import PATIENCE, ConvergenceError, Iterates, conjugate_gradients
 from fem_frames.solvers.cycle_plans import Chebyshev, Cycle
-from fem_frames.solvers.multigrid import Multigrid, has_multigrid
+from fem_frames.solvers.multigrid import Multigrid, trusts_multigrid
 from fem_frames.solvers.sample_multigrid import HALF, ConjugateDirections
 
 # REACHABLE: the relative residual that one run of a solver reliably reaches; refinement does the rest.
@@ -183,7 +183,7 @@ def make_solver(
     It solves with the second derivative at w (B, Nhat), by default at zero; that of quadratic losses is the same.
     """
     if name is None:
-        name = "multigrid" if has_multigrid(formulation) else "frame"
+        name = "multigrid" if trusts_multigrid(formulation) else "frame"
     if name not in SOLVERS:
         raise ValueError(f"solver is {name!r}; choose from {', '.join(SOLVERS)}, or None for the faster one")
     return name, SOLVERS[name](formulation, y, w=w)
