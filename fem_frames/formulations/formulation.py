@@ -56,7 +56,9 @@ class Formulation(ABC):
     neumann_is_load: ClassVar[bool] = True
     """Whether Neumann data are a load on the first field; otherwise they are essential for another field."""
     norms: ClassVar[tuple[ErrorNorm, ...]]
-    """The norms of `fem_frames.error_bound`; the first is the default."""
+    """The norms of `fem_frames.error_bound`; the first is the default. There may be none."""
+    no_bound: ClassVar[str] = "no bound: the formulation has none"
+    """Why errors have no bounds, if `norms` is empty."""
     robin: ClassVar[bool] = False
     """Whether problems may have Robin conditions; others are refused."""
 
@@ -86,6 +88,8 @@ class Formulation(ABC):
     @classmethod
     def error_norm(cls, name: str | None = None) -> ErrorNorm:
         """The norm with this name, by default the first; raises a ValueError that lists the norms."""
+        if not cls.norms:
+            raise ValueError(cls.no_bound)
         found = [norm for norm in cls.norms if name in (None, norm.name)]
         if not found:
             names = " and ".join(repr(norm.name) for norm in cls.norms)

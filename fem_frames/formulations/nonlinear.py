@@ -22,10 +22,6 @@ from fem_frames.problem.convexity import LowerBound, quadratic_lower_bound
 from fem_frames.problem.densities import Density
 from fem_frames.problem.program_values import evaluated
 
-NO_BOUND = (
-    "no bound: the energy is not known to be convex; give monotonicity=lambda y: …, a number α(y) > 0 with which its "
-    "second derivative is at least α(y) times that for the nominal y at u = 0"
-)
 CLAIMED = ErrorNorm(
     "energy",
     "energy norm of the nominal y at u = 0, if the energy is as monotone as claimed",
@@ -49,6 +45,10 @@ class NonlinearEquation(StateEquation):
     """
 
     is_quadratic = False
+    no_bound = (
+        "no bound: the energy is not known to be convex; give monotonicity=lambda y: …, numbers α(y) > 0: the second "
+        "derivative of the energy must be at least α(y) times that for the nominal y at u = 0"
+    )
     lower_bound: ClassVar[LowerBound | None] = None
     """A quadratic energy below this one, which `convexity` has found; None if the user claims monotonicity."""
 
@@ -59,12 +59,6 @@ class NonlinearEquation(StateEquation):
             return {"norms": (CLAIMED,)}
         found = quadratic_lower_bound(density)
         return {"norms": () if found is None else (FOUND,), "lower_bound": found}
-
-    @classmethod
-    def error_norm(cls, name: str | None = None) -> ErrorNorm:
-        if not cls.norms:
-            raise ValueError(NO_BOUND)
-        return super().error_norm(name)
 
     # ---- second derivatives
 
@@ -160,7 +154,7 @@ class NonlinearEquation(StateEquation):
     def monotonicity(self, y: Tensor) -> Tensor:
         y = self.check_parameters(y).to(self.wide)
         if not self.norms:
-            raise ValueError(NO_BOUND)
+            raise ValueError(self.no_bound)
         found = self._claimed(y) if self.lower_bound is None else self._found(y)
         return torch.where(torch.isfinite(found), found, 0.0).clamp_min(0)
 
