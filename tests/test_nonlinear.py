@@ -212,7 +212,7 @@ def test_multigrid_that_was_asked_for_says_that_matrices_are_not_positive():
     exact = make_formulation(Frame.from_arrays(export_frame(MeshHierarchy.from_problem(problem, 3), problem)), problem)
     y = samples(exact, 2).to(exact.wide)
     with pytest.raises(
-        ConvergenceError, match=r"no positive curvature in step 1: it may have no minimum; .* leave out"
+        ConvergenceError, match=r"no positive curvature in step 1: it may have no .*; .* leave out"
     ):
         solve(exact, y, 1e-5, solver="multigrid")
     assert (solve(exact, y, 1e-10).residual <= 1e-10).all()
