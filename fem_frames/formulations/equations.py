@@ -26,7 +26,7 @@ from fem_frames.frame.elements import element_class
 from fem_frames.frame.fields import Field, field_data
 from fem_frames.operators.cells import cells_last, flat_first
 from fem_frames.operators.checking import is_plain, unseen
-from fem_frames.operators.frame import make_synthesis
+from fem_frames.operators.frame import Frame, make_synthesis
 from fem_frames.operators.linear import dot
 from fem_frames.problem.definition import Problem
 from fem_frames.problem.densities import ENERGY, Density
@@ -44,12 +44,15 @@ def equation_class(problem: Problem) -> type[Formulation]:
         base: type[Formulation] = QuadraticEquation
         if density.kind != ENERGY:
             raise ValueError("weak forms are not supported")
+        more: dict[str, object] = {}
         if density.diffusion is not None:
             base = DiffusionEquation
         elif not small.is_linear:
-            raise ValueError("nonlinear energies are not supported")
+            from fem_frames.formulations.nonlinear import NonlinearEquation
+
+            base, more = NonlinearEquation, NonlinearEquation.bounds_of(small)
         fields = tuple(Field(part.name, element_class(part.element), field_data(part.name)) for part in small.parts)
-        names = {"fields": fields, "density": small, "__doc__": f"The equation of {problem.name}."}
+        names = {"fields": fields, "density": small, "__doc__": f"The equation of {problem.name}.", **more}
         _CLASSES[density] = type(f"{base.__name__}OfUser", (base,), names, variant_of=Energy)
     return _CLASSES[density]
 
@@ -148,12 +151,13 @@ class EquationParts:
         return None
 
 
-class QuadraticEquation(EquationParts, QuadraticFormulation):
-    """A quadratic energy of the user: C_y is its second derivative, averaged over the points of each cell."""
+class StateEquation(EquationParts, Formulation):
+    """Energies that are evaluated as integrals over the states of cells."""
 
-    norms = (ErrorNorm("energy", "energy norm", "√⟨C_y 𝒟e, 𝒟e⟩", "discrete solution"),)
+    factor = 0.5
+    data_of_y = True
 
-    def __init__(self, frame: Any, problem: Problem) -> None:
+    def __init__(self, frame: Frame, problem: Problem) -> None:
         super().__init__(frame, problem)
         self._integrals = [
             StateIntegral(frame.arrays, self.density, number, self._as_data)
@@ -174,18 +178,6 @@ class QuadraticEquation(EquationParts, QuadraticFormulation):
         self.C(y)
         self.lift(y)
         self.frame_functional(y)
-
-    def blocks(self, y: Tensor) -> Tensor:
-        K, m, B = self._sizes(y)
-        blocks = torch.zeros(K, m, m, B, dtype=self.wide, device=self.frame.device)
-        for integral in self._integrals:
-            integral.add_blocks(blocks, self.check_parameters(y).to(self.wide))
-        return blocks
-
-    def state_functional(self, y: Tensor) -> Tensor:
-        K, m, B = self._sizes(y)
-        zero = torch.zeros(K, m, B, dtype=self.wide, device=self.frame.device)
-        return -self._slope(zero, y)[1]
 
     def _slope(self, s: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """(B,) the integrals for states s (K, m, B), and (K, m, B) their derivatives."""
@@ -213,8 +205,12 @@ class QuadraticEquation(EquationParts, QuadraticFormulation):
         return self._tested(loss, y), (self.frame.D.T(back) - on_frame).reshape(w.shape)
 
     def _cells(self, w: Tensor, y: Tensor) -> Tensor:
-        """(K, m, B) states in the wide precision."""
-        return cells_last(self.states(w, y), level_matrices.state_size(self.frame.arrays)).to(self.wide)
+        """(K, m, B) states of the frame coefficients w in the wide precision."""
+        return self._wide_cells(self.states(w, y))
+
+    def _wide_cells(self, states: Tensor) -> Tensor:
+        """(K, m, B) states (B, K m) in the wide precision."""
+        return cells_last(states, level_matrices.state_size(self.frame.arrays)).to(self.wide)
 
     def _tested(self, loss: Tensor, y: Tensor) -> Tensor:
         """The loss, if it is finite; in training steps only a test is kept."""
@@ -228,6 +224,24 @@ class QuadraticEquation(EquationParts, QuadraticFormulation):
                 "equation, or the parameters"
             )
         return loss
+
+
+class QuadraticEquation(StateEquation, QuadraticFormulation):
+    """A quadratic energy of the user: C_y is its second derivative, averaged over the points of each cell."""
+
+    norms = (ErrorNorm("energy", "energy norm", "√⟨C_y 𝒟e, 𝒟e⟩", "discrete solution"),)
+
+    def blocks(self, y: Tensor) -> Tensor:
+        K, m, B = self._sizes(y)
+        blocks = torch.zeros(K, m, m, B, dtype=self.wide, device=self.frame.device)
+        for integral in self._integrals:
+            integral.add_blocks(blocks, self.check_parameters(y).to(self.wide))
+        return blocks
+
+    def state_functional(self, y: Tensor) -> Tensor:
+        K, m, B = self._sizes(y)
+        zero = torch.zeros(K, m, B, dtype=self.wide, device=self.frame.device)
+        return -self._slope(zero, y)[1]
 
 
 class DiffusionEquation(EquationParts, Energy):

@@ -56,7 +56,9 @@ class Formulation(ABC):
     neumann_is_load: ClassVar[bool] = True
     """Whether Neumann data are a load on the first field; otherwise they are essential for another field."""
     norms: ClassVar[tuple[ErrorNorm, ...]]
-    """The norms of `fem_frames.error_bound`; the first is the default."""
+    """The norms of `fem_frames.error_bound`; the first is the default. There may be none."""
+    no_bound: ClassVar[str] = "no bound: the formulation has none"
+    """Why errors have no bounds, if `norms` is empty."""
     robin: ClassVar[bool] = False
     """Whether problems may have Robin conditions; others are refused."""
 
@@ -64,6 +66,8 @@ class Formulation(ABC):
     """Whether C_y is one number per cell times the identity on gradients, `cell_diffusion`."""
     is_robin_diffusion: ClassVar[bool] = False
     """Whether A_y consists of `cell_diffusion` and the masses of Robin facets."""
+    is_quadratic: ClassVar[bool] = True
+    """Whether the loss is quadratic in w; otherwise C_y, A_y, `stable` and `bpx` are those at w = 0."""
     data_of_y: ClassVar[bool] = False
     """Whether boundary data may depend on y; `loss` and the loads must then use `lift(y)` and `boundary`."""
 
@@ -84,6 +88,8 @@ class Formulation(ABC):
     @classmethod
     def error_norm(cls, name: str | None = None) -> ErrorNorm:
         """The norm with this name, by default the first; raises a ValueError that lists the norms."""
+        if not cls.norms:
+            raise ValueError(cls.no_bound)
         found = [norm for norm in cls.norms if name in (None, norm.name)]
         if not found:
             names = " and ".join(repr(norm.name) for norm in cls.norms)
@@ -228,6 +234,18 @@ class Formulation(ABC):
         """HᵀA_yH, the same matrix by another route."""
         return Congruent(self.frame.H, self.A(y))
 
+    def curvature(self, w: Tensor, y: Tensor) -> LinearOperator:
+        """The second derivative of the loss at w, divided by 2 · factor: DᵀC_yD for all w if the loss is quadratic."""
+        return self.stable(y)
+
+    def nodal_curvature(self, v: Tensor, y: Tensor) -> LinearOperator:
+        """The same in the nodal basis at nodal values v = H w: A_y for all v if the loss is quadratic."""
+        return self.A(y)
+
+    def local_curvature(self, w: Tensor, y: Tensor) -> Tensor:
+        """(K, L, L, B) the local matrices that `nodal_curvature` consists of, at frame coefficients w."""
+        return self.local_matrices(y)
+
     def lift(self, y: Tensor | None) -> Tensor:
         """(B or 1, K m) states of the lift; y is needed if they depend on it."""
         if self.boundary is None or not self.boundary.lifts:
@@ -313,6 +331,11 @@ class Formulation(ABC):
         """(B or 1, Nhat) load of source and Neumann data on the frame."""
         return self.rounded(self._wide_synthesis.T(self.functional(y)), "the load")
 
+    @property
+    def point_values(self) -> int:
+        """Numbers per quadrature point that an evaluation holds at the same time, roughly."""
+        return 1
+
     # ---- parts of error bounds
 
     def coercivity(self, y: Tensor) -> Tensor:
@@ -325,6 +348,14 @@ class Formulation(ABC):
         None leaves error bounds to `coercivity`, which needs C_y to be positive definite on every cell.
         """
         return None
+
+    def norm_blocks(self, y: Tensor) -> LinearOperator:
+        """C on states in the norm called "energy" against the discrete solution, √⟨C 𝒟e, 𝒟e⟩: C_y unless overridden."""
+        return self.C(y)
+
+    def monotonicity(self, y: Tensor) -> Tensor:
+        """(B,) numbers α: the second derivative is at least α times that of the norm for all w; 0 if none is known."""
+        return torch.ones(self.check_parameters(y).shape[0], dtype=self.wide, device=self.frame.device)
 
     def check_density(self, y: Tensor) -> None:
         """Raises a ValueError if the functional has no minimum for a sample; solvers and training runs ask first."""

@@ -42,6 +42,15 @@ def check_fields(arrays: FrameArrays, kind: type[Formulation]) -> None:
         raise ValueError(f"the frame has the fields {shown}, but {kind.name} has {wanted}: export it again")
 
 
+def check_quadratic(formulation: Formulation, what: str) -> None:
+    """Raises a ValueError for nonlinear energies, where one matrix per y does not have the solution."""
+    if not formulation.is_quadratic:
+        raise ValueError(
+            f"{what} solves linear equations, but the energy of {formulation.problem.name} is not quadratic in u: "
+            "use fem_frames.solve"
+        )
+
+
 def check_variant(kind: type[Formulation], problem: Problem) -> None:
     """Raises a ValueError if the problem has an equation or boundary conditions that the formulation does not take."""
     if getattr(problem, "equation", None) is not None and not hasattr(kind, "density"):

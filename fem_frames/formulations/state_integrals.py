@@ -254,11 +254,15 @@ class LoadIntegral:
         cells = np.arange(K) if self.places.cells is None else self.places.cells
         self._cells, self._K = torch.as_tensor(cells, device=self._hats.device), K
 
-    def local(self, y: Tensor) -> Tensor:
-        """(K, L, B or 1) integrals of f times the hats of every cell."""
+    def values(self, y: Tensor) -> Tensor:
+        """(C or 1, Q or 1, B or 1) f at the points."""
         (f,) = evaluated(self.program, lambda given: self.inputs(given, y), y)
         f = torch.as_tensor(f, dtype=y.dtype, device=y.device)
-        f = f.reshape((1,) * (3 - f.ndim) + tuple(f.shape)) if f.ndim < 3 else f
+        return f.reshape((1,) * (3 - f.ndim) + tuple(f.shape)) if f.ndim < 3 else f
+
+    def local(self, y: Tensor) -> Tensor:
+        """(K, L, B or 1) integrals of f times the hats of every cell."""
+        f = self.values(y)
         C, Q, L = self._hats.shape
         found = torch.einsum("cql,cqb->clb", self._hats, f.expand(C, Q, f.shape[2]))
         whole = found.new_zeros(self._K, L, found.shape[2])

@@ -13,6 +13,7 @@ from fem_frames.mesh.coarse import Grid, MeshArrays
 from fem_frames.mesh.geometry import Floats, Ints
 from fem_frames.problem.coefficients import Array, ByRegion, ExpAffine, Pointwise, namespace
 from fem_frames.problem.definition import Gaussian, Problem, Uniform, whole_number
+from fem_frames.problem.equation import Equation, Unknown
 
 
 def quarters(low: float = 0.5, high: float = 1.5) -> Problem:
@@ -181,11 +182,36 @@ def spot(blocks: int = 8, low: float = 0.5, high: float = 1.5, quadrature_degree
     return replace(board, source=f, parameters=parameters, quadrature_degree=quadrature_degree)
 
 
+def carreau(low: float = 0.5, high: float = 1.5, power: float = 3.0, reaction: float = 50.0) -> Problem:
+    """Unit square, energy ∫ a_y (1 + |∇u|²)^(power/2) / power + r u⁴/4 - f u: a viscosity that grows with |∇u|.
+
+    The parameters are a_y on each of 2 × 2 squares, the reaction r in [0, reaction], and the load f in [2, 20].
+    """
+    power, reaction = _positive(power, "power"), _positive(reaction, "reaction")
+    if power < 2.0:
+        raise ValueError(f"power is {power:g}; give at least 2, for which the energy is known to be convex")
+
+    def energy(u: Any, y: Any, x: Any, dx: Any, ds: Any) -> Any:
+        from fem_frames.fenicsx.door import ufl
+
+        stored = (1 + ufl.inner(ufl.grad(u), ufl.grad(u))) ** (power / 2) / power
+        return sum(y[k] * stored * dx(k) for k in range(4)) + (y[4] * u**4 / 4 - y[5] * u) * dx
+
+    return Problem(
+        mesh=Grid((1, 1)),
+        coefficient=Equation(Unknown("u"), energy=energy),
+        parameters=Uniform((low,) * 4 + (0.0, 2.0), (high,) * 4 + (reaction, 20.0)),
+        regions=lambda x: _blocks(x, 2),
+        quadrature_degree=4,
+        resolved_from=1,
+    )
+
+
 PROBLEMS: dict[str, Callable[..., Problem]] = {
     make.__name__: make
     for make in (
         *(quarters, checkerboard, lshape, ring, cookies, lognormal, inclusion, cube),
-        *(disks, waves, spot),
+        *(disks, waves, spot, carreau),
     )
 }
 

@@ -5,7 +5,8 @@ With the error e of u in the energy norm and the dual solution z, DᵀC_yD z = �
     |q(u_h) - q(u)| = |⟨ℓ_y, e⟩| ≤ ‖ℓ_y‖_dual ‖e‖,   ‖ℓ_y‖_dual = ‖z‖,
 
 and both factors have bounds from one product with DᵀC_yD and the lower bound λ of its positive eigenvalues
-(`fem_frames.solvers.bounds`). With an approximate dual solution z_h the output is corrected by the residual r of u:
+(`fem_frames.solvers.bounds`); for nonlinear energies the matrix is that of their fixed norm. With an approximate dual
+solution z_h the output is corrected by the residual r of u:
 
     q(u_h) - (q(u) - ⟨r, z_h⟩) = -⟨r, z - z_h⟩,   at most ‖e‖ ‖z - z_h‖ in size.
 
@@ -68,6 +69,11 @@ def certify_outputs(
     `adjoint` solves the dual problem of every output up to the relative residual `tol`, corrects the outputs, and
     bounds what remains. See docs/surrogates.md.
     """
+    if adjoint and not formulation.is_quadratic:
+        raise ValueError(
+            "adjoint solves do not bound outputs of nonlinear energies, whose second derivative is another one at the "
+            "solution: leave out adjoint, or improve the answer first"
+        )
     if formulation.frame.dtype != torch.float64:
         raise ValueError(f"bounds of outputs need float64, the frame is in {formulation.frame.dtype}: convert it")
     made = outputs.on(formulation) if isinstance(outputs, OutputMap) else OutputMap(formulation, outputs)

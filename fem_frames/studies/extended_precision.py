@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from fem_frames.formulations.formulation import Formulation
+from fem_frames.formulations.formulation_checks import check_quadratic
 from fem_frames.frame import level_matrices
 from fem_frames.frame.sparse import SparseMatrix
 
@@ -24,6 +25,7 @@ class ExtendedForm:
     def __init__(self, formulation: Formulation) -> None:
         if formulation.frame.dtype != torch.float64:
             raise ValueError(f"extended precision starts from float64, not {formulation.frame.dtype}")
+        check_quadratic(formulation, "this study")
         arrays = formulation.frame.arrays
         self._formulation, self._lift = formulation, level_matrices.lift_states(arrays).astype(np.longdouble)
         self._sizes = [family.level_sizes for family in arrays.families]

@@ -24,6 +24,7 @@ from scipy.sparse.linalg import splu
 from torch import Tensor
 
 from fem_frames.formulations.formulation import Formulation
+from fem_frames.formulations.formulation_checks import check_quadratic
 from fem_frames.frame import level_matrices
 from fem_frames.frame.solutions import ReferenceSolutions
 from fem_frames.mesh.geometry import Floats
@@ -58,6 +59,7 @@ class NodalSystem:
     """y to A_y and b_y on free nodal values; the sparse matrices share one pattern, sorted by rows."""
 
     def __init__(self, formulation: Formulation) -> None:
+        check_quadratic(formulation, "this rival")
         frame = formulation.frame
         if frame.dtype != torch.float64 or frame.device.type != "cpu":
             raise ValueError(
