@@ -205,8 +205,9 @@ class Automatic(ReferenceSource):
 def chunk_size(exact: Formulation) -> int:
     """The number of samples that a solver in torch takes at a time."""
     arrays = exact.frame.arrays
-    # Some six times the states of all cells and the coefficient at their points, as measured.
-    cells = len(arrays.volumes) * (state_size(arrays) + len(arrays.rule_weights))
+    # Some six times the states of all cells and the coefficient at their points, as measured; blocks of many fields.
+    size = state_size(arrays)
+    cells = len(arrays.volumes) * (size + len(arrays.rule_weights) + (0 if size < 10 else size**2 // 10))
     return int(min(CHUNK, max(1, CHUNK_BYTES // (6 * 8 * (cells + arrays.frame_size)))))
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fem_frames.formulations.dual_norm import DualNorm
 from fem_frames.formulations.energy import Energy
 from fem_frames.formulations.error_norms import ErrorNorm
 from fem_frames.formulations.formulation import Formulation
@@ -43,8 +44,8 @@ def equation_class(problem: Problem) -> type[Formulation]:
         small = density.reduced
         base: type[Formulation] = QuadraticEquation
         if density.kind != ENERGY:
-            raise ValueError("weak forms are not supported")
-        if density.diffusion is not None:
+            base = DualNorm
+        elif density.diffusion is not None:
             base = DiffusionEquation
         elif not small.is_linear:
             raise ValueError("nonlinear energies are not supported")

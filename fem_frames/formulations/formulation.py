@@ -60,6 +60,10 @@ class Formulation(ABC):
     robin: ClassVar[bool] = False
     """Whether problems may have Robin conditions; others are refused."""
 
+    is_linear: ClassVar[bool] = True
+    """Whether the residual is affine in the unknowns, with the matrix `stable(y)` for all w."""
+    is_assembled: ClassVar[bool] = True
+    """Whether A_y is the sum of `local_matrices`: multigrid and reduced bases need it."""
     is_diffusion: ClassVar[bool] = False
     """Whether C_y is one number per cell times the identity on gradients, `cell_diffusion`."""
     is_robin_diffusion: ClassVar[bool] = False
@@ -209,6 +213,10 @@ class Formulation(ABC):
     def local_matrices(self, y: Tensor) -> Tensor:
         """(K, L, L, B) local stiffness matrices."""
 
+    def energy_matrices(self, y: Tensor) -> Tensor:
+        """(K, L, L, B) local matrices of the energy that `normalisation="energy"` means."""
+        return self.local_matrices(y)
+
     def cell_diffusion(self, y: Tensor) -> Tensor:
         """(K, B) the number per cell that C_y consists of, in the wide precision, for formulations of diffusion."""
         raise ValueError(f"the formulation {self.name} is not of diffusion: its C_y is not one number per cell")
@@ -223,6 +231,10 @@ class Formulation(ABC):
     def stable(self, y: Tensor) -> Congruent:
         """DᵀC_yD."""
         return Congruent(self.frame.D, self.C(y))
+
+    def gauss_newton(self, w: Tensor, y: Tensor) -> LinearOperator:
+        """The matrix of the loss linearised at w (B, Nhat): DᵀC_yD for functionals that are quadratic."""
+        return self.stable(y)
 
     def bpx(self, y: Tensor) -> Congruent:
         """HᵀA_yH, the same matrix by another route."""
@@ -350,6 +362,10 @@ class Formulation(ABC):
 
     def squares(self, y: Tensor) -> tuple[Tensor, Tensor] | None:
         """(K, r, m, B) and (K, r, B): blocks R and offsets r of a loss Σ |R s + r|²; None for other densities."""
+        return None
+
+    def weak_blocks(self, y: Tensor) -> tuple[Tensor, Tensor] | None:
+        """(K, m, m, B) C and (K, m, B) ℓ of a loss |Dᵀ(C s - ℓ)|²; None for other losses."""
         return None
 
     def oscillation(self, y: Tensor) -> Tensor:

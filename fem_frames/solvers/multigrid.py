@@ -31,7 +31,8 @@ from fem_frames.solvers.torch_cycles import TorchLevel, TorchLevels, TorchMultig
 def has_multigrid(formulation: Formulation) -> bool:
     """Whether the formulation has a multigrid: one scalar field with its values at points."""
     fields = formulation.frame.arrays.fields
-    return len(fields) == 1 and isinstance(fields[0].element, P1 | P1Values) and formulation.frame.arrays.nodal_size > 0
+    scalar = len(fields) == 1 and isinstance(fields[0].element, P1 | P1Values)
+    return formulation.is_assembled and scalar and formulation.frame.arrays.nodal_size > 0
 
 
 def robin_terms(formulation: Formulation) -> BoundaryTerms | None:
@@ -61,6 +62,10 @@ class Multigrid:
             raise ValueError(
                 f"Multigrid takes a formulation, not {type(formulation).__name__}: make_formulation(frame, problem) "
                 "makes one"
+            )
+        if not formulation.is_assembled:
+            raise ValueError(
+                "multigrid is for energies, but this is a weak form: solve it in the frame, solve(…, solver='frame')"
             )
         if not has_multigrid(formulation):
             names = " and ".join(field.name for field in formulation.frame.arrays.fields)

@@ -190,16 +190,26 @@ def solve(
     `solver` is "multigrid" or "frame"; None takes multigrid where the formulation has one. It runs in the formulation's
     precision, with at most `max_iterations` per refinement. Residuals and sums of corrections use `refine`, float64 or
     float32, so that even float16 reaches the tolerance; None keeps the formulation's own precision.
-    See docs/formulations.md.
+    Weak forms that are not linear are solved by Gauss-Newton, until the dual norm of their residual is below tol times
+    that at w = 0. See docs/formulations.md.
     """
+    from fem_frames.solvers.gauss_newton import check_residual, gauss_newton  # it makes solutions too
+
     y = formulation.check_parameters(y)
     wide = _check_accuracy(formulation.frame.dtype, tol, refine)
     exact = _in(formulation, wide)
     y_exact = y.to(wide)
     exact.check_density(y_exact)
+    if not exact.is_linear:
+        if solver not in (None, "frame"):
+            make_solver(formulation, y, solver)  # raises
+        return gauss_newton(exact, y_exact, tol, whole_number(max_iterations, "max_iterations"))
     load = exact.load(y_exact)
     rounding = _rounding(exact, y_exact, load)  # (B,)
-    return _refined(formulation, y, load, rounding, lambda w: -exact.residual(w, y_exact), tol, max_iterations, solver)
+    found = _refined(formulation, y, load, rounding, lambda w: -exact.residual(w, y_exact), tol, max_iterations, solver)
+    if not exact.is_assembled:
+        check_residual(exact, found, y_exact, tol)
+    return found
 
 
 def solve_linear(
