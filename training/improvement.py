@@ -48,6 +48,7 @@ def improved(
     if not isinstance(tol, numbers.Real) or not 0 < tol < float("inf"):
         raise ValueError(f"tol is {tol!r}; a positive bound for the error is expected")
     max_iterations = whole_number(max_iterations, "max_iterations")
+    exact.error_norm(norm)  # raises a ValueError if there is no bound
 
     def good(correction: Tensor) -> Tensor:
         with unchecked():  # data are checked below: iterations wait for the device only to know when to stop

@@ -158,10 +158,12 @@ def _answers(
     from fem_frames.solvers.conjugate_gradients import ConvergenceError
     from training.answers import as_arrays, has_flux
 
+    exact = surrogate.formulation
     if parsed.tol is None:
         values, w = surrogate(samples), surrogate.coefficients(samples)
-        bounds = surrogate.certify(samples, parsed.norm)
-        bound, iterations, loss = bounds.value, [0] * len(samples), surrogate.loss(samples)
+        bounds = surrogate.certify(samples, parsed.norm) if exact.norms else None
+        bound = None if bounds is None else bounds.value
+        iterations, loss = [0] * len(samples), surrogate.loss(samples)
         asked = surrogate.output(samples, outputs, parsed.adjoint) if outputs else None
     else:
         try:
@@ -170,23 +172,24 @@ def _answers(
             why = str(error).replace("max_iterations", "--max-iterations")
             raise ValueError(f"--tol {parsed.tol:g}: {why}") from error
         values, w, bound, iterations = bounds.values, bounds.w, bounds.error_bound, bounds.iterations.tolist()
-        loss = surrogate.formulation.loss(w, torch.as_tensor(samples).to(w.device))
+        loss = exact.loss(w, torch.as_tensor(samples).to(w.device))
         asked = bounds.output(outputs, parsed.adjoint) if outputs else None
     fields = values_of(surrogate.arrays, as_arrays(values))
     if parsed.flux and not has_flux(surrogate.arrays):
-        flux = surrogate.formulation.flux(w, torch.as_tensor(samples).to(w.device))
+        flux = exact.flux(w, torch.as_tensor(samples).to(w.device))
         fields["flux"] = flux.cpu().numpy()
-    norm = {"norm": bounds.norm.name, "against": bounds.norm.against, "norm_formula": bounds.norm.formula}
-    found = [
-        {
-            "error_bound": float(bound[i]),
-            "relative": float(bounds.relative[i]),
-            **norm,
-            "loss": float(loss[i]),
-            "iterations": int(iterations[i]),
-        }
-        for i in range(len(samples))
-    ]
+    found: list[dict[str, Any]] = [{} for _ in samples]
+    if bounds is not None:
+        assert bound is not None
+        norm = {"norm": bounds.norm.name, "against": bounds.norm.against, "norm_formula": bounds.norm.formula}
+        for i, row in enumerate(found):
+            row |= {"error_bound": float(bound[i]), "relative": float(bounds.relative[i]), **norm}
+    else:
+        estimate = exact.dual_norm(w, torch.as_tensor(samples).to(w.device))
+        for i, row in enumerate(found):
+            row |= {} if estimate is None else {"dual_norm": float(estimate[i])}
+    for i, row in enumerate(found):
+        row |= {"loss": float(loss[i]), "iterations": int(iterations[i])}
     if asked is not None:
         for i, row in enumerate(found):
             row |= {"outputs": [plain(one) for one in output_rows(asked, i)], "bound_of_outputs": asked.kind}
@@ -218,13 +221,12 @@ def _show_one(
     if parsed.json:
         show(found | {"values": _lists(fields)} | _places(surrogate, fields), as_json=True)
         return
-    norm = surrogate.formulation.error_norm(parsed.norm)
-    record: dict[str, Any] = {
-        "error_bound": f"{found['error_bound']:.6g} ({norm})",
-        "relative": in_percent(found["relative"]),
-        "loss": found["loss"],
-        "iterations": found["iterations"],
-    }
+    record: dict[str, Any] = {}
+    if "error_bound" in found:
+        norm = surrogate.formulation.error_norm(parsed.norm)
+        record["error_bound"] = f"{found['error_bound']:.6g} ({norm})"
+        record["relative"] = in_percent(found["relative"])
+    record |= {name: found[name] for name in ("dual_norm", "loss", "iterations") if name in found}
     for name, value in fields.items():
         size = value if value.ndim == 1 else np.linalg.norm(value, axis=1)
         what = "values" if value.ndim == 1 else "vectors of length"
@@ -249,16 +251,22 @@ def _show_several(
         return
     u = next(iter(fields.values()))
     rows = [
-        {"sample": i, **row, "relative": row["relative"] if np.isfinite(row["relative"]) else None}
-        | {"least_u": float(u[i].min()), "largest_u": float(u[i].max())}
+        {"sample": i, **row, **_finite(row)} | {"least_u": float(u[i].min()), "largest_u": float(u[i].max())}
         for i, row in enumerate(found)
     ]
-    columns = {"sample": "d", "error_bound": ".4g", "relative": ".2%", "loss": ".6g", "iterations": "d"}
-    columns |= {"least_u": ".4g", "largest_u": ".4g"}
-    show_rows(rows, columns, False, norm=surrogate.formulation.error_norm(parsed.norm))
+    columns = {"sample": "d", "error_bound": ".4g", "relative": ".2%", "dual_norm": ".4g"}
+    columns |= {"loss": ".6g", "iterations": "d", "least_u": ".4g", "largest_u": ".4g"}
+    columns = {name: form for name, form in columns.items() if name in rows[0]}
+    bounded = {"norm": surrogate.formulation.error_norm(parsed.norm)} if "error_bound" in rows[0] else {}
+    show_rows(rows, columns, False, **bounded)
     for what, path in written.items():
         if path is not None:
             print(f"{what}: {path}")
+
+
+def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The relative bound of a row, if it has one, or None where it is infinite."""
+    return {name: value if np.isfinite(value) else None for name, value in row.items() if name == "relative"}
 
 
 def _lists(fields: Mapping[str, Floats]) -> dict[str, Any]:

@@ -350,6 +350,10 @@ class Formulation(ABC):
     def energy_norm(self, states: Tensor, y: Tensor) -> Tensor:
         """(B,) the norm called "energy", from states (B, K m)."""
 
+    def dual_norm(self, w: Tensor, y: Tensor) -> Tensor | None:
+        """(B,) the dual norm of the residual of a weak form, an estimate of the error; None for other formulations."""
+        return None
+
     def solution_norm(self, y: Tensor) -> Tensor:
         """(B or 1,) the norm called "functional" of the exact solution."""
         raise ValueError(f"the formulation {self.name} has no norm of the functional")
