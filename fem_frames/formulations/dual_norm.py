@@ -13,8 +13,10 @@ B samples, K finest cells, m numbers in a cell's state, L local nodal values, N 
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +24,7 @@ from fem_frames.formulations.error_norms import ErrorNorm
 from fem_frames.formulations.formulation import Formulation
 from fem_frames.formulations.state_integrals import StateIntegral
 from fem_frames.frame import level_matrices
+from fem_frames.frame.elements import find_element
 from fem_frames.operators.cells import CellBlocks, CellEntries, Congruent, Transposed, cells_last, flat_first
 from fem_frames.operators.checking import is_plain, unseen
 from fem_frames.operators.linear import dot
@@ -50,7 +53,7 @@ class DualNorm(Formulation):
         self._state_size = level_matrices.state_size(frame.arrays)
 
     @property
-    def is_linear(self) -> bool:  # type: ignore[override]
+    def is_quadratic(self) -> bool:  # type: ignore[override]
         return self.density.is_linear
 
     @classmethod
@@ -89,7 +92,7 @@ class DualNorm(Formulation):
         """(K, m, B) ρ_y(s), for states s of the same shape."""
         found, wide = torch.zeros_like(s), self.check_parameters(y).to(self.wide)
         for integral in self._integrals:
-            integral.add_slope(s, wide, found, of="v")
+            integral.add_slope(s, wide, found, s, of="v")  # R is linear in v: its derivative is the same for all v
         return found
 
     def _transposed(self, s: Tensor, v: Tensor, y: Tensor) -> Tensor:
@@ -161,25 +164,35 @@ class DualNorm(Formulation):
 
     # ---- derivatives of the residual
 
-    def _entries(self, y: Tensor, s: Tensor | None = None) -> dict[tuple[int, int], Tensor]:
-        """(K, B) or (K, 1) the entries of ∂ρ_y/∂s at states s (K, m, B) that are not always zero."""
-        wide = self.check_parameters(y).to(self.wide)
-        found: dict[tuple[int, int], Tensor] = {}
-        for integral in self._integrals:
-            integral.add_entries(found, self._cell_count, wide, s)
-        if not found:
-            raise ValueError(
-                f"the weak form of {self.problem.name} does not depend on its fields: nothing can be solved"
+    @cached_property
+    def _places(self) -> list[tuple[int, int]]:
+        """Rows and columns of the entries of ∂ρ_y/∂s that are not always zero."""
+        m, seen = self._state_size, np.zeros((self._state_size,) * 2, bool)
+        shifted = np.zeros((m, m), bool)  # which entries of a cell's state are seen in those at a point
+        for part in self.density.parts:
+            element = find_element(part.element, self.frame.arrays.dimension)
+            generic = np.sqrt(2.0 + np.arange(self.frame.arrays.dimension))
+            own = slice(part.start, part.start + part.size)
+            shifted[own, own] = (
+                element.shift(np.eye(part.size), np.broadcast_to(generic, (part.size, len(generic)))) != 0
             )
-        return {place: values[:, 0] for place, values in found.items()}
+        for rows in self.density.hessians:
+            given = np.array([[program.result != 0.0 for program in row] for row in rows])
+            seen |= (shifted @ given @ shifted.T).astype(bool)
+        return [(int(i), int(j)) for i, j in np.argwhere(seen)]
 
     def _linearised(self, y: Tensor, s: Tensor | None = None) -> CellEntries:
-        made = {place: self.rounded(values, "C_y") for place, values in self._entries(y, s).items()}
-        batch = self.check_parameters(y).shape[0] if s is None else s.shape[2]
-        return CellEntries(made, self._cell_count, self._state_size, batch)
+        """∂ρ_y/∂s at states s (K, m, B)."""
+        if not self._places:
+            raise ValueError(
+                f"the weak form of {self.problem.name} does not depend on its fields: there is no equation"
+            )
+        blocks = self.rounded(self._blocks(y, s), "C_y")
+        entries = {(a, b): blocks[:, a, b].contiguous() for a, b in self._places}
+        return CellEntries(entries, self._cell_count, self._state_size, blocks.shape[3])
 
     def _check_linear(self) -> None:
-        if not self.is_linear:
+        if not self.is_quadratic:
             raise ValueError(
                 f"the weak form of {self.problem.name} is not linear, so it has no matrix for all w: use "
                 "gauss_newton(w, y), the loss stable, or solve"
@@ -195,10 +208,12 @@ class DualNorm(Formulation):
 
     def gauss_newton(self, w: Tensor, y: Tensor) -> Congruent:
         """JᵀJ with the derivative J of the residual at w; twice this is the curvature of the loss at its zeros."""
-        if self.is_linear:
+        if self.is_quadratic:
             return self.stable(y)
         self.check_coefficients(w, y)
         return Congruent(Congruent(self.frame.D, self._linearised(y, self._cells(self._states(w, y)))))
+
+    curvature = gauss_newton
 
     def weak_blocks(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """(K, m, m, B) C_y and (K, m, B) ℓ_y with ρ_y(s) = C_y s - ℓ_y, of a linear weak form."""
@@ -208,10 +223,12 @@ class DualNorm(Formulation):
         return self._blocks(y), -self._functional(zero, y)
 
     def _blocks(self, y: Tensor, s: Tensor | None = None) -> Tensor:
-        m, y = self._state_size, self.check_parameters(y)
-        blocks = torch.zeros(self._cell_count, m, m, len(y), dtype=self.wide, device=self.frame.device)
-        for (a, b), values in self._entries(y, s).items():
-            blocks[:, a, b] = values
+        """(K, m, m, B) ∂ρ_y/∂s."""
+        m, wide = self._state_size, self.check_parameters(y).to(self.wide)
+        count = len(wide) if s is None else s.shape[2]
+        blocks = torch.zeros(self._cell_count, m, m, count, dtype=self.wide, device=self.frame.device)
+        for integral in self._integrals:
+            integral.add_blocks(blocks, wide, s)
         return blocks
 
     def local_matrices(self, y: Tensor) -> Tensor:
@@ -222,7 +239,7 @@ class DualNorm(Formulation):
     def energy_matrices(self, y: Tensor) -> Tensor:
         """The symmetric part of the local matrices; of the derivative at the lift if the weak form is not linear."""
         y = self.check_parameters(y)
-        local = self._local(self._blocks(y, None if self.is_linear else self._lifted(y)))
+        local = self._local(self._blocks(y, None if self.is_quadratic else self._lifted(y)))
         return 0.5 * (local + local.transpose(1, 2))
 
     def _local(self, blocks: Tensor) -> Tensor:

@@ -60,8 +60,8 @@ class Formulation(ABC):
     robin: ClassVar[bool] = False
     """Whether problems may have Robin conditions; others are refused."""
 
-    is_linear: ClassVar[bool] = True
-    """Whether the residual is affine in the unknowns, with the matrix `stable(y)` for all w."""
+    is_quadratic: ClassVar[bool] = True
+    """Whether the loss is quadratic in w, with the matrix `stable(y)` for all w."""
     is_assembled: ClassVar[bool] = True
     """Whether A_y is the sum of `local_matrices`: multigrid and reduced bases need it."""
     is_diffusion: ClassVar[bool] = False
@@ -232,13 +232,13 @@ class Formulation(ABC):
         """DᵀC_yD."""
         return Congruent(self.frame.D, self.C(y))
 
-    def gauss_newton(self, w: Tensor, y: Tensor) -> LinearOperator:
-        """The matrix of the loss linearised at w (B, Nhat): DᵀC_yD for functionals that are quadratic."""
-        return self.stable(y)
-
     def bpx(self, y: Tensor) -> Congruent:
         """HᵀA_yH, the same matrix by another route."""
         return Congruent(self.frame.H, self.A(y))
+
+    def curvature(self, w: Tensor, y: Tensor) -> LinearOperator:
+        """The second derivative of the loss at w, divided by 2 · factor: DᵀC_yD for all w if the loss is quadratic."""
+        return self.stable(y)
 
     def lift(self, y: Tensor | None) -> Tensor:
         """(B or 1, K m) states of the lift; y is needed if they depend on it."""

@@ -8,7 +8,7 @@ d dimension.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -166,10 +166,7 @@ class StateIntegral:
         return self._sum(found).sum(0).expand(s.shape[2])
 
     def add_slope(self, s: Tensor, y: Tensor, slope: Tensor, v: Tensor | None = None, of: str = "s") -> Tensor:
-        """Adds the derivative with respect to s or v to `slope` (K, m, B); returns (B,) the integral of an energy.
-
-        For a weak form the derivative with respect to v needs no v, and nothing is integrated: zeros are returned.
-        """
+        """Adds the derivative with respect to s or v to `slope` (K, m, B); returns (B,) the integral."""
         inputs = self._density.states if of == "s" else self._density.tests
         results = self._results(self._with_slopes(of), y, self._own(s), None if v is None else self._own(v))
         for (_, j), found in zip(inputs, results[1:], strict=True):
@@ -182,12 +179,7 @@ class StateIntegral:
     def _with_slopes(self, of: str) -> Program:
         if of not in self._slopes:
             inputs = self._density.states if of == "s" else self._density.tests
-            if self._density.kind == RESIDUAL:
-                slopes = gradient(self.integral.program, inputs)
-                made = Program(slopes.operations, (0.0, *slopes.results))
-            else:
-                made = with_gradient(self.integral.program, inputs)
-            self._slopes[of] = made
+            self._slopes[of] = with_gradient(self.integral.program, inputs)
         return self._slopes[of]
 
     @cached_property
@@ -202,35 +194,24 @@ class StateIntegral:
 
     def add_blocks(self, blocks: Tensor, y: Tensor, s: Tensor | None = None) -> None:
         """Adds the second derivatives to `blocks` (K, m, m, B): rows of tests, columns of fields for a weak form."""
-        for a, b, values in self._entries(y, s):
-            self._add(blocks[:, a], b, values)
-
-    def add_entries(
-        self, entries: dict[tuple[int, int], Tensor], size: int, y: Tensor, s: Tensor | None = None
-    ) -> None:
-        """Adds them to the entries of blocks that are not always zero: (size, 1, B), or (size, 1, 1) without y."""
-        for a, b, values in self._entries(y, s):
-            known, B = entries.get((a, b)), values.shape[1]
-            if known is None:
-                entries[a, b] = values.new_zeros(size, 1, B)
-            elif known.shape[2] < B:
-                entries[a, b] = known.expand(-1, -1, B).clone()
-            self._add(entries[a, b], 0, values)
-
-    def _entries(self, y: Tensor, s: Tensor | None) -> Iterator[tuple[int, int, Tensor]]:
-        """Rows, columns and values (C, B or 1) whose sums are the blocks of this integral's cells."""
-        own, weak = None if s is None else self._own(s), self._density.kind == RESIDUAL
+        own = None if s is None else self._own(s)
         for j, row in enumerate(self._hessian):
             for k, program in enumerate(row):
-                if program.result == 0.0 or (not weak and k < j):
+                if program.result == 0.0 or (self._density.kind != RESIDUAL and k < j):
                     continue
                 (found,) = self._results(program, y, own, own)
                 for a, left in self._terms[j]:
                     for b, right in self._terms[k]:
                         part = self._sum(left * right * found)
-                        yield a, b, part
-                        if not weak and k != j:
-                            yield b, a, part
+                        self._add_entry(blocks, a, b, part)
+                        if self._density.kind != RESIDUAL and k != j:
+                            self._add_entry(blocks, b, a, part)
+
+    def _add_entry(self, blocks: Tensor, a: int, b: int, values: Tensor) -> None:
+        if self._cells is None:
+            blocks[:, a, b] += values
+        else:
+            blocks[:, a, b].index_add_(0, self._cells, values.expand(len(self._cells), blocks.shape[3]))
 
 
 class PointInputs:

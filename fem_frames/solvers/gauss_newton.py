@@ -38,7 +38,7 @@ def gauss_newton(formulation: Formulation, y: Tensor, tol: float, max_iterations
     idle, relative, steps = torch.zeros_like(iterations), _relative(loss, first), 0
     while (relative > tol).any():
         active = relative > tol
-        M = formulation.gauss_newton(w, y)
+        M = formulation.curvature(w, y)
         b = torch.where(active[:, None], -slope, 0.0)
         found = conjugate_gradients(M, b, relative.clamp(tol, INEXACT), max_iterations)
         iterations, steps = iterations + found.iterations, steps + 1

@@ -200,7 +200,7 @@ def solve(
     exact = _in(formulation, wide)
     y_exact = y.to(wide)
     exact.check_density(y_exact)
-    if not exact.is_linear:
+    if not exact.is_quadratic:
         if solver not in (None, "frame"):
             make_solver(formulation, y, solver)  # raises
         return gauss_newton(exact, y_exact, tol, whole_number(max_iterations, "max_iterations"))
