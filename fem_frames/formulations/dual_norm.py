@@ -109,7 +109,7 @@ class DualNorm(Formulation):
 
     def _on_cells(self, r: Tensor) -> Tensor:
         """(K, m, B) D r in the wide precision, for r (B, Nhat)."""
-        scaled, size = self._scaled(r.T)
+        scaled, size = self._scaled(r.to(self.wide).T)
         return self._cells(self.frame.D(scaled.T)) * size
 
     def _scaled(self, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,15 +127,18 @@ class DualNorm(Formulation):
     def dual_residual(self, w: Tensor, y: Tensor) -> Tensor:
         """(B, Nhat) FᵀR(u, ·), the residual on the functions of the frame, in the wide precision."""
         self.check_coefficients(w, y)
-        return self._on_frame(self._functional(self._cells(self._states(w, y)), y))
+        return self._on_frame(self._functional(self._states(w, y), y))
 
     def dual_norm(self, w: Tensor, y: Tensor) -> Tensor:
         """(B,) the dual norm of the residual: no bound for the error, but equivalent to it if the problem is stable."""
         return self.loss(w, y).sqrt()
 
     def _states(self, w: Tensor, y: Tensor) -> Tensor:
-        rows = self.states(w if w.ndim == 2 else w[None], y)
-        return rows.expand(max(len(rows), self.check_parameters(y).shape[0]), -1)
+        """(K, m, B) the states of lift + F w in the wide precision."""
+        s = self._on_cells(w if w.ndim == 2 else w[None])
+        if self.lifted:
+            s = s + self._cells(self.lift(y))
+        return s.expand(-1, -1, max(s.shape[2], self.check_parameters(y).shape[0]))
 
     def loss(self, w: Tensor, y: Tensor) -> Tensor:
         r = self.dual_residual(w, y)
@@ -143,7 +146,7 @@ class DualNorm(Formulation):
 
     def loss_and_residual(self, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         self.check_coefficients(w, y)
-        s = self._cells(self._states(w, y))
+        s = self._states(w, y)
         r = self._on_frame(self._functional(s, y))
         back = self._on_frame(self._transposed(s, self._on_cells(r), y))
         return self._tested(dot(r, r), y), back.to(self.frame.dtype).reshape(w.shape)
@@ -195,7 +198,7 @@ class DualNorm(Formulation):
         if not self.is_quadratic:
             raise ValueError(
                 f"the weak form of {self.problem.name} is not linear, so it has no matrix for all w: use "
-                "gauss_newton(w, y), the loss stable, or solve"
+                "curvature(w, y), the loss stable, or solve"
             )
 
     def C(self, y: Tensor) -> CellEntries:
@@ -211,7 +214,7 @@ class DualNorm(Formulation):
         if self.is_quadratic:
             return self.stable(y)
         self.check_coefficients(w, y)
-        return Congruent(Congruent(self.frame.D, self._linearised(y, self._cells(self._states(w, y)))))
+        return Congruent(Congruent(self.frame.D, self._linearised(y, self._states(w, y))))
 
     curvature = gauss_newton
 

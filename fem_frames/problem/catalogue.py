@@ -195,10 +195,10 @@ def transport(blocks: int = 2, slowest: float = 0.02) -> Problem:
         raise ValueError(f"slowest is {slowest:g}, but ε lies between it and 1: give a smaller one")
 
     def residual(u: Any, v: Any, y: Any, x: Any, dx: Any, ds: Any) -> Any:
-        from ufl import as_vector, cos, dot, grad, inner, sin
+        from fem_frames.fenicsx.door import ufl
 
-        b = as_vector((cos(y[0]), sin(y[0])))
-        form = (10.0 ** y[1] * inner(grad(u), grad(v)) + dot(b, grad(u)) * v) * dx
+        b = ufl.as_vector((ufl.cos(y[0]), ufl.sin(y[0])))
+        form = (10.0 ** y[1] * ufl.inner(ufl.grad(u), ufl.grad(v)) + ufl.dot(b, ufl.grad(u)) * v) * dx
         for k in range(blocks**2):
             form = form - y[3 + k] * v * dx(k)
         return form
@@ -231,12 +231,12 @@ def heat(steps: int = 8, blocks: int = 2, low: float = 0.5, high: float = 1.5, d
     tau = duration / steps
 
     def residual(u: Any, v: Any, y: Any, x: Any, dx: Any, ds: Any) -> Any:
-        from ufl import grad, inner
+        from fem_frames.fenicsx.door import ufl
 
         before = (0.0, *(u[k] for k in range(steps - 1)))
         form = sum((u[k] - before[k] - tau) * v[k] for k in range(steps)) * dx
         for j in range(blocks**2):
-            form = form + tau * y[j] * inner(grad(u), grad(v)) * dx(j)
+            form = form + tau * y[j] * ufl.inner(ufl.grad(u), ufl.grad(v)) * dx(j)
         return form
 
     board = _block_problem(2, blocks, low, high)
