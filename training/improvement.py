@@ -51,6 +51,7 @@ def improved(
     if not isinstance(tol, numbers.Real) or not 0 < tol < float("inf"):
         raise ValueError(f"tol is {tol!r}; a positive bound for the error is expected")
     max_iterations = whole_number(max_iterations, "max_iterations")
+    exact.error_norm(norm)  # raises a ValueError if there is no bound
 
     exact.error_norm(norm)  # raises if there is no bound
     correct = _corrected if exact.is_quadratic else _by_newton

@@ -208,7 +208,10 @@ def chunk_size(exact: Formulation) -> int:
     """The number of samples that a solver in torch takes at a time."""
     arrays = exact.frame.arrays
     # Some six times the states of all cells and the coefficient at their points, as measured.
-    numbers = 6 * (state_size(arrays) + len(arrays.rule_weights) * exact.point_values)
+    size = state_size(arrays)
+    numbers = 6 * (size + len(arrays.rule_weights) * exact.point_values)
+    if size >= 10:  # blocks of many fields
+        numbers += 6 * size**2 // 10
     if len(arrays.fields) > 1 and has_multigrid(exact):  # local matrices of several fields are large, as measured
         numbers += 4 * ((arrays.dimension + 1) * len(arrays.fields)) ** 2
     return int(min(CHUNK, max(1, CHUNK_BYTES // (8 * (len(arrays.volumes) * numbers + 6 * arrays.frame_size)))))

@@ -158,9 +158,10 @@ def _answers(
     from fem_frames.solvers.conjugate_gradients import ConvergenceError
     from training.answers import as_arrays, has_flux
 
+    exact = surrogate.formulation
     if parsed.tol is None:
         values, w = surrogate.fields(samples), surrogate.coefficients(samples)
-        bounds = surrogate.certify(samples, parsed.norm) if surrogate.formulation.norms else None
+        bounds = surrogate.certify(samples, parsed.norm) if exact.norms else None
         iterations, loss = [0] * len(samples), surrogate.loss(samples)
         asked = surrogate.output(samples, outputs, parsed.adjoint) if outputs else None
     else:
@@ -170,14 +171,21 @@ def _answers(
             why = str(error).replace("max_iterations", "--max-iterations")
             raise ValueError(f"--tol {parsed.tol:g}: {why}") from error
         values, w, iterations = bounds.values, bounds.w, bounds.iterations.tolist()
-        loss = surrogate.formulation.loss(w, torch.as_tensor(samples).to(w.device))
+        loss = exact.loss(w, torch.as_tensor(samples).to(w.device))
         asked = bounds.output(outputs, parsed.adjoint) if outputs else None
     fields = values_of(surrogate.arrays, as_arrays(values))
     if parsed.flux and not has_flux(surrogate.arrays):
-        flux = surrogate.formulation.flux(w, torch.as_tensor(samples).to(w.device))
+        flux = exact.flux(w, torch.as_tensor(samples).to(w.device))
         fields["flux"] = flux.cpu().numpy()
+    estimate = None if bounds is not None else exact.dual_norm(w, torch.as_tensor(samples).to(w.device))
     found = [
-        {**_bound_of(bounds, i), "loss": float(loss[i]), "iterations": int(iterations[i])} for i in range(len(samples))
+        {
+            **_bound_of(bounds, i),
+            **({} if estimate is None else {"dual_norm": float(estimate[i])}),
+            "loss": float(loss[i]),
+            "iterations": int(iterations[i]),
+        }
+        for i in range(len(samples))
     ]
     if asked is not None:
         for i, row in enumerate(found):
@@ -229,11 +237,7 @@ def _show_one(
     if found["norm"] is not None:
         text = f"{found['error_bound']:.6g} ({surrogate.formulation.error_norm(parsed.norm)})"
         bounds = {"error_bound": text, "relative": in_percent(found["relative"])}
-    record: dict[str, Any] = {
-        **bounds,
-        "loss": found["loss"],
-        "iterations": found["iterations"],
-    }
+    record = bounds | {name: found[name] for name in ("dual_norm", "loss", "iterations") if name in found}
     for name, value in fields.items():
         size = value if value.ndim == 1 else np.linalg.norm(value, axis=1)
         what = "values" if value.ndim == 1 else "vectors of length"
@@ -263,13 +267,19 @@ def _show_several(
         | {"least_u": float(u[i].min()), "largest_u": float(u[i].max())}
         for i, row in enumerate(found)
     ]
-    columns = {"sample": "d", "error_bound": ".4g", "relative": ".2%", "loss": ".6g", "iterations": "d"}
-    columns |= {"least_u": ".4g", "largest_u": ".4g"}
+    columns = {"sample": "d", "error_bound": ".4g", "relative": ".2%", "dual_norm": ".4g"}
+    columns |= {"loss": ".6g", "iterations": "d", "least_u": ".4g", "largest_u": ".4g"}
+    columns = {name: form for name, form in columns.items() if name in rows[0]}
     exact = surrogate.formulation
     show_rows(rows, columns, False, norm=exact.error_norm(parsed.norm) if exact.norms else exact.no_bound)
     for what, path in written.items():
         if path is not None:
             print(f"{what}: {path}")
+
+
+def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The relative bound of a row, if it has one, or None where it is infinite."""
+    return {name: value if np.isfinite(value) else None for name, value in row.items() if name == "relative"}
 
 
 def _lists(fields: Mapping[str, Floats]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fem_frames.formulations.dual_norm import DualNorm
 from fem_frames.formulations.energy import Energy
 from fem_frames.formulations.error_norms import ErrorNorm
 from fem_frames.formulations.formulation import Formulation
@@ -42,10 +43,10 @@ def equation_class(problem: Problem) -> type[Formulation]:
     if density not in _CLASSES:
         small = density.reduced
         base: type[Formulation] = QuadraticEquation
-        if density.kind != ENERGY:
-            raise ValueError("weak forms are not supported")
         more: dict[str, object] = {}
-        if density.diffusion is not None:
+        if density.kind != ENERGY:
+            base = DualNorm
+        elif density.diffusion is not None:
             base = DiffusionEquation
         elif not small.is_linear:
             from fem_frames.formulations.nonlinear import NonlinearEquation

@@ -62,12 +62,15 @@ class Formulation(ABC):
     robin: ClassVar[bool] = False
     """Whether problems may have Robin conditions; others are refused."""
 
+    is_quadratic: ClassVar[bool] = True
+    """Whether the loss is quadratic in w, with the matrix `stable(y)` for all w; otherwise C_y, A_y, `stable` and
+    `bpx` are those at w = 0."""
+    is_assembled: ClassVar[bool] = True
+    """Whether A_y is the sum of `local_matrices`: multigrid and reduced bases need it."""
     is_diffusion: ClassVar[bool] = False
     """Whether C_y is one number per cell times the identity on gradients, `cell_diffusion`."""
     is_robin_diffusion: ClassVar[bool] = False
     """Whether A_y consists of `cell_diffusion` and the masses of Robin facets."""
-    is_quadratic: ClassVar[bool] = True
-    """Whether the loss is quadratic in w; otherwise C_y, A_y, `stable` and `bpx` are those at w = 0."""
     data_of_y: ClassVar[bool] = False
     """Whether boundary data may depend on y; `loss` and the loads must then use `lift(y)` and `boundary`."""
 
@@ -214,6 +217,10 @@ class Formulation(ABC):
     @abstractmethod
     def local_matrices(self, y: Tensor) -> Tensor:
         """(K, L, L, B) local stiffness matrices."""
+
+    def energy_matrices(self, y: Tensor) -> Tensor:
+        """(K, L, L, B) local matrices of the energy that `normalisation="energy"` means."""
+        return self.local_matrices(y)
 
     def cell_diffusion(self, y: Tensor) -> Tensor:
         """(K, B) the number per cell that C_y consists of, in the wide precision, for formulations of diffusion."""
@@ -369,6 +376,10 @@ class Formulation(ABC):
     def energy_norm(self, states: Tensor, y: Tensor) -> Tensor:
         """(B,) the norm called "energy", from states (B, K m)."""
 
+    def dual_norm(self, w: Tensor, y: Tensor) -> Tensor | None:
+        """(B,) the dual norm of the residual of a weak form, an estimate of the error; None for other formulations."""
+        return None
+
     def solution_norm(self, y: Tensor) -> Tensor:
         """(B or 1,) the norm called "functional" of the exact solution."""
         raise ValueError(f"the formulation {self.name} has no norm of the functional")
@@ -381,6 +392,10 @@ class Formulation(ABC):
 
     def squares(self, y: Tensor) -> tuple[Tensor, Tensor] | None:
         """(K, r, m, B) and (K, r, B): blocks R and offsets r of a loss Σ |R s + r|²; None for other densities."""
+        return None
+
+    def weak_blocks(self, y: Tensor) -> tuple[Tensor, Tensor] | None:
+        """(K, m, m, B) C and (K, m, B) ℓ of a loss |Dᵀ(C s - ℓ)|²; None for other losses."""
         return None
 
     def oscillation(self, y: Tensor) -> Tensor:

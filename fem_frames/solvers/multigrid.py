@@ -30,9 +30,10 @@ from fem_frames.solvers.torch_cycles import TorchLevel, TorchLevels, TorchMultig
 
 
 def has_multigrid(formulation: Formulation) -> bool:
-    """Whether the formulation has a multigrid: all its fields have their values at points."""
+    """Whether the formulation has a multigrid: a matrix A_y, and all its fields have their values at points."""
     arrays = formulation.frame.arrays
-    return all(isinstance(field.element, P1 | P1Values) for field in arrays.fields) and arrays.nodal_size > 0
+    nodal = all(isinstance(field.element, P1 | P1Values) for field in arrays.fields)
+    return formulation.is_assembled and nodal and arrays.nodal_size > 0
 
 
 def trusts_multigrid(formulation: Formulation) -> bool:
@@ -71,6 +72,10 @@ class Multigrid:
             raise ValueError(
                 f"Multigrid takes a formulation, not {type(formulation).__name__}: make_formulation(frame, problem) "
                 "makes one"
+            )
+        if not formulation.is_assembled:
+            raise ValueError(
+                "multigrid is for energies, but this is a weak form: solve it in the frame, solve(…, solver='frame')"
             )
         if not has_multigrid(formulation):
             names = " and ".join(field.name for field in formulation.frame.arrays.fields)

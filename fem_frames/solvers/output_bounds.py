@@ -81,8 +81,9 @@ def certify_outputs(
     w = (w if w.ndim == 2 else w[None]).expand(len(y), -1)
     values, B, s = made.values(w, y), len(y), len(made)
     bounded = has_output_bounds(formulation)
+    none = NONE.format(formulation.name if formulation.is_assembled else "of a weak form")
     if not bounded and not adjoint:
-        return OutputValues(values, torch.full_like(values, torch.inf), made.labels, NONE.format(formulation.name))
+        return OutputValues(values, torch.full_like(values, torch.inf), made.labels, none)
     dual = made.functional(y).expand(B, -1, -1).flatten(0, 1)  # (B s, Nhat)
     each = y.repeat_interleave(s, 0)
     size = values.abs() + (dual.unflatten(0, (B, s)) * w[:, None]).abs().sum(-1)
@@ -93,7 +94,7 @@ def certify_outputs(
         values, size = values - terms.sum(-1), size + terms.abs().sum(-1)
         rest = dual - formulation.stable(each)(z)
     if not bounded:
-        return OutputValues(values, torch.full_like(values, torch.inf), made.labels, NONE.format(formulation.name))
+        return OutputValues(values, torch.full_like(values, torch.inf), made.labels, none)
     rounding = 1e-20 * (dual * dual).sum(-1) if adjoint else 0.0
     norms = dual_norm_bound(formulation, rest, each, rounding).unflatten(0, (B, s))
     error = error_bound(formulation, w, y, "energy")[:, None]

@@ -205,21 +205,30 @@ def solve(
     `solver` is "multigrid" or "frame"; None takes multigrid where the formulation has one. It runs in the formulation's
     precision, with at most `max_iterations` per refinement. Residuals and sums of corrections use `refine`, float64 or
     float32, so that even float16 reaches the tolerance; None keeps the formulation's own precision.
-    Nonlinear energies are minimised by Newton's method, until the residual is below tol times that of w = 0.
+    Nonlinear energies are minimised by Newton's method, until the residual is below tol times that of w = 0. Nonlinear
+    weak forms are solved by Gauss-Newton, until the dual norm of the residual is below tol times that at w = 0.
     See docs/formulations.md.
     """
-    if not formulation.is_quadratic:
-        from fem_frames.solvers.newton import newton  # newton imports this module
+    from fem_frames.solvers.gauss_newton import check_residual, gauss_newton  # it makes solutions too
+    from fem_frames.solvers.newton import newton
 
+    if not formulation.is_quadratic and formulation.is_assembled:
         return newton(formulation, y, tol, refine=refine, max_iterations=max_iterations, solver=solver)
     y = formulation.check_parameters(y)
     wide = check_accuracy(formulation.frame.dtype, tol, refine)
     exact = in_precision(formulation, wide)
     y_exact = y.to(wide)
     exact.check_density(y_exact)
+    if not exact.is_quadratic:
+        if solver not in (None, "frame"):
+            make_solver(formulation, y, solver)  # raises
+        return gauss_newton(exact, y_exact, tol, whole_number(max_iterations, "max_iterations"))
     load = exact.load(y_exact)
     rounding = rounding_of_load(exact, y_exact, load)  # (B,)
-    return _refined(formulation, y, load, rounding, lambda w: -exact.residual(w, y_exact), tol, max_iterations, solver)
+    found = _refined(formulation, y, load, rounding, lambda w: -exact.residual(w, y_exact), tol, max_iterations, solver)
+    if not exact.is_assembled:
+        check_residual(exact, found, y_exact, tol)
+    return found
 
 
 def solve_linear(

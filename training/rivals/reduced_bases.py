@@ -66,6 +66,11 @@ class NodalSystem:
                 f"the formulation is in {frame.dtype} on {frame.device}, but SciPy solves in float64 on the CPU: "
                 "pass formulation.to('float64', 'cpu')"
             )
+        if not formulation.is_assembled:
+            raise ValueError(
+                "direct solves and reduced bases need a symmetric A_y that is a sum over cells, but this is a weak "
+                "form: use solve(formulation, y), or train a net"
+            )
         self.formulation = formulation
         E = level_matrices.localisation_matrix(frame.arrays)
         self.size = E.shape[1]

@@ -272,7 +272,7 @@ class Training:
             raise self._diverged(m.loss, tested=True)
         if log is not None:
             log.test(self.step, m, self.seconds)
-        above = f"{m.ratio:.3g} times the floor" if m.floor > 0 else f"{m.excess:.2e} above the floor"
+        above = f"{m.ratio:.3g} times the floor" if math.isfinite(m.ratio) else f"{m.excess:.2e} above the floor"
         self._say(f"step {self.step}: test loss {m.loss:.3e}, {above}, MRE {m.mre:.2e}")
         better = m.loss < self.best
         self.best = min(self.best, m.loss)
