@@ -19,8 +19,9 @@ from torch import Tensor
 from fem_frames.formulations.energy import Energy
 from fem_frames.formulations.error_norms import ErrorNorm
 from fem_frames.formulations.formulation import Formulation
+from fem_frames.formulations.place_values import CellwiseValues, LoadIntegral
 from fem_frames.formulations.quadratic import QuadraticFormulation
-from fem_frames.formulations.state_integrals import LoadIntegral, StateIntegral
+from fem_frames.formulations.state_integrals import StateIntegral
 from fem_frames.frame import level_matrices
 from fem_frames.frame.elements import element_class
 from fem_frames.frame.fields import Field, field_data
@@ -75,10 +76,7 @@ class EquationLoads:
         """(B or 1, points) minus the loads on all hats, by field."""
         found: dict[str, Tensor] = {}
         for field, load in loads:
-            local = load.local(y)  # (K, L, B)
-            cells = torch.as_tensor(np.array(self._arrays.levels[-1].cells), device=local.device).reshape(-1)
-            empty = local.new_zeros(len(self._arrays.points), local.shape[2])
-            values = empty.index_add_(0, cells, local.flatten(0, 1)).T
+            values = load(y)
             found[field] = found[field] - values if field in found else -values
         return found
 
@@ -238,15 +236,12 @@ class DiffusionEquation(EquationParts, Energy):
         self._set_up_loads()
         diffusion = self.density.diffusion
         assert diffusion is not None
-        self._diffusion = [LoadIntegral(frame.arrays, integral, self._as_data) for integral in diffusion]
+        self._diffusion = CellwiseValues(frame.arrays, diffusion, self._as_data)
 
     def coefficient(self, y: Tensor) -> Tensor:
-        """(K, Q, B) a_y at the quadrature points, the sum over the groups of cells."""
+        """(K, Q, B) a_y at the quadrature points, or (K, 1, B): the sum over the groups of cells."""
         wide = self.check_parameters(y).to(self.wide)
-        K, Q, B = len(self.frame.arrays.volumes), len(self._weights), len(wide)
-        a = torch.zeros(K, Q, B, dtype=self.wide, device=self.frame.device)
-        for part in self._diffusion:
-            a = part.added_to(a, wide)
+        a = self._diffusion(wide)
         tests = unseen(a)
         if tests is not None:
             low, high = torch.aminmax(a.detach())
