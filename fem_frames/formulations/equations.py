@@ -21,14 +21,15 @@ from fem_frames.formulations.error_norms import ErrorNorm
 from fem_frames.formulations.formulation import Formulation
 from fem_frames.formulations.place_values import CellwiseValues, LoadIntegral
 from fem_frames.formulations.quadratic import QuadraticFormulation
+from fem_frames.formulations.second_derivatives import SecondDerivative
 from fem_frames.formulations.state_integrals import StateIntegral
 from fem_frames.frame import level_matrices
 from fem_frames.frame.elements import element_class
 from fem_frames.frame.fields import Field, field_data
 from fem_frames.operators.cells import cells_last, flat_first
-from fem_frames.operators.checking import is_plain, unseen
+from fem_frames.operators.checking import is_plain, is_watched, unseen
 from fem_frames.operators.frame import make_synthesis
-from fem_frames.operators.linear import dot
+from fem_frames.operators.linear import LinearOperator, dot
 from fem_frames.problem.definition import Problem
 from fem_frames.problem.densities import ENERGY, Density
 from fem_frames.problem.evaluation import NotFiniteError
@@ -77,7 +78,7 @@ class EquationLoads:
         found: dict[str, Tensor] = {}
         for field, load in loads:
             values = load(y)
-            found[field] = found[field] - values if field in found else -values
+            found[field] = found[field] + values if field in found else values
         return found
 
     @cached_property
@@ -94,8 +95,9 @@ class EquationLoads:
         values, parts = self._on_points(self._varying, y), []
         for f in self._arrays.fields:
             free = torch.as_tensor(np.array(f.free[-1]), device=y.device)
-            parts.append(values[f.name][:, free] if f.name in values else y.new_zeros(1, len(free)))
-        return torch.cat([part.expand(len(y), -1) for part in parts], dim=1)
+            # (N, B): the batch stays last in memory.
+            parts.append(values[f.name].T[free] if f.name in values else y.new_zeros(len(free), 1))
+        return torch.cat([part.expand(-1, len(y)) for part in parts]).T
 
     def on_lift(self, y: Tensor) -> Tensor:
         """(B,) all loads, applied to the lift."""
@@ -172,6 +174,21 @@ class QuadraticEquation(EquationParts, QuadraticFormulation):
         self.C(y)
         self.lift(y)
         self.frame_functional(y)
+
+    def C(self, y: Tensor) -> LinearOperator:
+        if is_watched(y):
+            return super().C(y)
+        wide, (K, m, B) = self.check_parameters(y).to(self.wide), self._sizes(y)
+        made = SecondDerivative(self._integrals, wide, K, self.frame.dtype)
+        ones = torch.ones(K, m, B, dtype=self.wide, device=self.frame.device)
+        sums = self._checked("second derivatives", lambda _: made.cells(ones), y, [(K, m, B)])
+        self.rounded(sums, "C_y")
+        return made
+
+    def _checked_blocks(self, y: Tensor) -> Tensor:
+        """(K, m, m, B) the blocks, finite; second derivatives are symmetric."""
+        K, m, B = self._sizes(y)
+        return self._checked("second derivatives", self.blocks, y, [(K, m, m, B)])
 
     def blocks(self, y: Tensor) -> Tensor:
         K, m, B = self._sizes(y)

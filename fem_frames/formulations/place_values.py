@@ -94,23 +94,30 @@ class CellwiseValues:
 
 
 class LoadIntegral:
-    """∫ f v over cells or facets, for programs f of x and y, on the nodal values of one field in P1."""
+    """Minus ∫ f v over cells or facets, for programs f of x and y, on the nodal values of one field in P1."""
 
     def __init__(self, arrays: FrameArrays, integral: Integral, as_data: AsData) -> None:
         self.values = PlaceValues(arrays, integral, as_data)
         self.depends_on_y = self.values.depends_on_y
         places = self.values.places
-        self._hats = as_data(places.weights[..., None] * places.hats())  # (C, Q, L)
+        hats = -places.weights[..., None] * places.hats()  # (C, Q, L)
+        C, Q, L = hats.shape
         cells = arrays.levels[-1].cells
-        corners = (cells if places.cells is None else cells[places.cells]).reshape(-1)
-        matrix = SparseMatrix.from_entries(
-            corners, np.arange(len(corners)), np.ones(len(corners)), (len(arrays.points), len(corners))
-        )
-        self._to_points = SparseOperator(matrix, self._hats.dtype, self._hats.device)
+        corners = cells if places.cells is None else cells[places.cells]  # (C, L)
+        self._hats: Tensor | None = None
+        if Q == 1:
+            entries = np.broadcast_to(np.arange(C)[:, None], (C, L)), hats[:, 0]
+        else:  # several points are added up within their cell first
+            self._hats = as_data(hats)
+            entries = np.arange(C * L).reshape(C, L), np.ones((C, L))
+        sizes = len(arrays.points), C if Q == 1 else C * L
+        ones = as_data(np.ones(1))
+        self._to_points = SparseOperator(SparseMatrix.from_entries(corners, *entries, sizes), ones.dtype, ones.device)
+        self._shape = C, Q
 
     def __call__(self, y: Tensor) -> Tensor:
-        """(B or 1, points) integrals of f times the hats."""
+        """(B or 1, points) minus the integrals of f times the hats."""
         f = self.values(y)
-        C, Q, _ = self._hats.shape
-        local = torch.einsum("cql,cqb->clb", self._hats, f.expand(C, Q, f.shape[2]))
+        f = f.expand(*self._shape, f.shape[2])
+        local = f if self._hats is None else torch.einsum("cql,cqb->clb", self._hats, f)
         return self._to_points(local.flatten(0, 1).T)
