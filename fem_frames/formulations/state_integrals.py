@@ -87,7 +87,7 @@ class StateIntegral:
             return _sums_of_blocks(density.hessians[self._number], self._data.shifts, density.kind != RESIDUAL)
         if kind == PRODUCT:
             tested = density.tests if density.kind == RESIDUAL else density.states
-            slopes = directional(gradient(program, tested), density.states, "z")
+            slopes = gradient(directional(program, density.states, "z"), tested)
         else:
             slopes = with_gradient(program, density.states if kind == SLOPE else density.tests)
         first = len(slopes.results) - density.state_size
