@@ -7,6 +7,7 @@ import pytest
 import torch
 import ufl
 from test_operators import DTYPES, check_contract
+from torch.autograd import forward_ad
 
 from fem_frames import Frame, Grid, MeshHierarchy, Problem, Uniform, export_frame, make_formulation
 from fem_frames.formulations.second_derivatives import SecondDerivative
@@ -84,6 +85,21 @@ def test_the_residual_is_the_gradient_of_the_loss():
     torch.testing.assert_close(of_y[:, 0], slope, rtol=1e-6, atol=1e-6)
 
 
+def test_tangents_and_maps_go_through_torch():
+    made = formulation(torch.float64)
+    w, y = samples(made, 3)
+    loss, residual = made.loss_and_residual(w, y)
+    expected = (residual * w).sum(1)
+    torch.testing.assert_close(torch.func.jvp(lambda at: made.loss(at, y), (w,), (w,))[1], expected)
+    with forward_ad.dual_level():
+        found = forward_ad.unpack_dual(made.loss(forward_ad.make_dual(w, w), y)).tangent
+        torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(torch.vmap(lambda at: made.loss(at, y))(w[None]), loss[None])
+    for other in diffusions(torch.float64):  # coefficients and loads are compiled functions elsewhere
+        at, _ = samples(other, 3)
+        torch.testing.assert_close(torch.vmap(other.loss, (0, None))(at[None], y)[0], other.loss(at, y))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_second_derivatives_are_an_operator(dtype):
     made = formulation(dtype)
@@ -107,8 +123,8 @@ def test_second_derivatives_that_are_not_finite_are_refused():
             make(y)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_diffusion_in_ufl_is_the_built_in_formulation(dtype):
+def diffusions(dtype):
+    """The same equation as a built-in formulation and in UFL."""
     built_in = Problem(
         Grid((2, 1)),
         Pointwise(lambda x, y: y[..., 0] * namespace(y).exp(x[..., 0] * y[..., 1])),
@@ -120,6 +136,12 @@ def test_diffusion_in_ufl_is_the_built_in_formulation(dtype):
     for given in (built_in, problem(diffusion)):
         frame = Frame.from_arrays(export_frame(MeshHierarchy.from_problem(built_in, 2), given), dtype)
         made.append(make_formulation(frame, given))
+    return made
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_diffusion_in_ufl_is_the_built_in_formulation(dtype):
+    made = diffusions(dtype)
     w, y = samples(made[0], 5)
     found, expected = ((f.loss(w, y), f.residual(w, y), f.coefficient(y), f.functional(y), f.C(y).values) for f in made)
     for a, b in zip(found, expected, strict=True):
