@@ -179,7 +179,7 @@ class QuadraticEquation(EquationParts, QuadraticFormulation):
         if is_watched(y):
             return super().C(y)
         wide, (K, m, B) = self.check_parameters(y).to(self.wide), self._sizes(y)
-        made = SecondDerivative(self._integrals, wide, K, self.frame.dtype)
+        made = SecondDerivative(self._integrals, wide, (K, m), self.frame.dtype)
         ones = torch.ones(K, m, B, dtype=self.wide, device=self.frame.device)
         sums = self._checked("second derivatives", lambda _: made.cells(ones), y, [(K, m, B)])
         self.rounded(sums, "C_y")

@@ -19,12 +19,19 @@ class SecondDerivative(ExplicitOperator):
     """ψ''(s) of an energy on every finest cell, C_y if it is quadratic: products with states, without any blocks."""
 
     def __init__(
-        self, integrals: Sequence[StateIntegral], y: Tensor, cells: int, dtype: torch.dtype, s: Tensor | None = None
+        self,
+        integrals: Sequence[StateIntegral],
+        y: Tensor,
+        sizes: tuple[int, int],
+        dtype: torch.dtype,
+        s: Tensor | None = None,
     ) -> None:
-        """`y` (B, p) and `s` (K, m, B), which quadratic energies do not need, in the precision of the integrals."""
-        self._integrals, self._y, self._s = integrals, y, s
-        self._m = integrals[0].state_size
-        self.shape = (cells * self._m,) * 2
+        """`sizes` are (K, m), `dtype` is that of states that it is applied to.
+
+        `y` (B, p) and `s` (K, m, B), which quadratic energies do not need, are in the precision of the integrals.
+        """
+        self._integrals, self._y, self._s, self._m = integrals, y, s, sizes[1]
+        self.shape = (sizes[0] * sizes[1],) * 2
         self.dtype, self.device, self.batch = dtype, y.device, len(y)
 
     def cells(self, z: Tensor) -> Tensor:

@@ -35,7 +35,6 @@ class StateIntegral:
         self.integral, self._density, self._number = density.integrals[number], density, number
         self.places = Places(arrays, self.integral)
         self._data = PointTensors(self.places, Shifts(density.parts, self.places), as_data)
-        self.state_size = density.state_size
         self._known: dict[tuple[str, bool], list[TorchSum | CompiledSum]] = {}
 
     def value(self, s: Tensor, y: Tensor) -> Tensor:
