@@ -20,15 +20,17 @@ from fem_frames.formulations.dual_norm import DualNorm
 from fem_frames.formulations.energy import Energy
 from fem_frames.formulations.error_norms import ErrorNorm
 from fem_frames.formulations.formulation import Formulation
+from fem_frames.formulations.place_values import CellwiseValues, LoadIntegral
 from fem_frames.formulations.quadratic import QuadraticFormulation
-from fem_frames.formulations.state_integrals import LoadIntegral, StateIntegral
+from fem_frames.formulations.second_derivatives import SecondDerivative
+from fem_frames.formulations.state_integrals import StateIntegral
 from fem_frames.frame import level_matrices
 from fem_frames.frame.elements import element_class
 from fem_frames.frame.fields import Field, field_data
 from fem_frames.operators.cells import cells_last, flat_first
-from fem_frames.operators.checking import is_plain, unseen
+from fem_frames.operators.checking import is_plain, is_watched, unseen
 from fem_frames.operators.frame import Frame, make_synthesis
-from fem_frames.operators.linear import dot
+from fem_frames.operators.linear import LinearOperator, dot
 from fem_frames.problem.definition import Problem
 from fem_frames.problem.densities import ENERGY, Density
 from fem_frames.problem.evaluation import NotFiniteError
@@ -79,11 +81,8 @@ class EquationLoads:
         """(B or 1, points) minus the loads on all hats, by field."""
         found: dict[str, Tensor] = {}
         for field, load in loads:
-            local = load.local(y)  # (K, L, B)
-            cells = torch.as_tensor(np.array(self._arrays.levels[-1].cells), device=local.device).reshape(-1)
-            empty = local.new_zeros(len(self._arrays.points), local.shape[2])
-            values = empty.index_add_(0, cells, local.flatten(0, 1)).T
-            found[field] = found[field] - values if field in found else -values
+            values = load(y)
+            found[field] = found[field] + values if field in found else values
         return found
 
     @cached_property
@@ -100,8 +99,9 @@ class EquationLoads:
         values, parts = self._on_points(self._varying, y), []
         for f in self._arrays.fields:
             free = torch.as_tensor(np.array(f.free[-1]), device=y.device)
-            parts.append(values[f.name][:, free] if f.name in values else y.new_zeros(1, len(free)))
-        return torch.cat([part.expand(len(y), -1) for part in parts], dim=1)
+            # (N, B): the batch stays last in memory.
+            parts.append(values[f.name].T[free] if f.name in values else y.new_zeros(len(free), 1))
+        return torch.cat([part.expand(-1, len(y)) for part in parts]).T
 
     def on_lift(self, y: Tensor) -> Tensor:
         """(B,) all loads, applied to the lift."""
@@ -232,6 +232,21 @@ class QuadraticEquation(StateEquation, QuadraticFormulation):
 
     norms = (ErrorNorm("energy", "energy norm", "√⟨C_y 𝒟e, 𝒟e⟩", "discrete solution"),)
 
+    def C(self, y: Tensor) -> LinearOperator:
+        if is_watched(y):
+            return super().C(y)
+        wide, (K, m, B) = self.check_parameters(y).to(self.wide), self._sizes(y)
+        made = SecondDerivative(self._integrals, wide, (K, m), self.frame.dtype)
+        ones = torch.ones(K, m, B, dtype=self.wide, device=self.frame.device)
+        sums = self._checked("second derivatives", lambda _: made.cells(ones), y, [(K, m, B)])
+        self.rounded(sums, "C_y")
+        return made
+
+    def _checked_blocks(self, y: Tensor) -> Tensor:
+        """(K, m, m, B) the blocks, finite; second derivatives are symmetric."""
+        K, m, B = self._sizes(y)
+        return self._checked("second derivatives", self.blocks, y, [(K, m, m, B)])
+
     def blocks(self, y: Tensor) -> Tensor:
         K, m, B = self._sizes(y)
         blocks = torch.zeros(K, m, m, B, dtype=self.wide, device=self.frame.device)
@@ -253,15 +268,12 @@ class DiffusionEquation(EquationParts, Energy):
         self._set_up_loads()
         diffusion = self.density.diffusion
         assert diffusion is not None
-        self._diffusion = [LoadIntegral(frame.arrays, integral, self._as_data) for integral in diffusion]
+        self._diffusion = CellwiseValues(frame.arrays, diffusion, self._as_data)
 
     def coefficient(self, y: Tensor) -> Tensor:
-        """(K, Q, B) a_y at the quadrature points, the sum over the groups of cells."""
+        """(K, Q, B) a_y at the quadrature points, or (K, 1, B): the sum over the groups of cells."""
         wide = self.check_parameters(y).to(self.wide)
-        K, Q, B = len(self.frame.arrays.volumes), len(self._weights), len(wide)
-        a = torch.zeros(K, Q, B, dtype=self.wide, device=self.frame.device)
-        for part in self._diffusion:
-            a = part.added_to(a, wide)
+        a = self._diffusion(wide)
         tests = unseen(a)
         if tests is not None:
             low, high = torch.aminmax(a.detach())

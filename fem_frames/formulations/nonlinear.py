@@ -13,8 +13,9 @@ from torch import Tensor
 
 from fem_frames.formulations.equations import StateEquation
 from fem_frames.formulations.error_norms import ErrorNorm
+from fem_frames.formulations.place_values import PlaceValues
 from fem_frames.formulations.quadratic import KERNEL, least_ratios
-from fem_frames.formulations.state_integrals import LoadIntegral, StateIntegral
+from fem_frames.formulations.state_integrals import StateIntegral
 from fem_frames.frame import level_matrices
 from fem_frames.operators.cells import CellBlocks, Congruent, flat_first
 from fem_frames.operators.linear import dot
@@ -126,9 +127,9 @@ class NonlinearEquation(StateEquation):
         return [StateIntegral(self.frame.arrays, density, i, self._as_data) for i in range(len(density.integrals))]
 
     @cached_property
-    def _conditions(self) -> list[LoadIntegral]:
+    def _conditions(self) -> list[PlaceValues]:
         assert self.lower_bound is not None
-        return [LoadIntegral(self.frame.arrays, given, self._as_data) for given in self.lower_bound.conditions]
+        return [PlaceValues(self.frame.arrays, given, self._as_data) for given in self.lower_bound.conditions]
 
     def _lower_blocks(self, y: Tensor) -> Tensor:
         """(K, m, m, B) second derivatives of the quadratic energy below, for y (B, p) in the wide precision."""
@@ -170,7 +171,7 @@ class NonlinearEquation(StateEquation):
         found = least_ratios(of_y, of_norm).amin(1)
         valid = torch.linalg.eigvalsh(of_y).amin((1, 2)) >= -KERNEL * scale
         for condition in self._conditions:
-            valid = valid & (condition.values(y) >= 0).all(0).all(0)
+            valid = valid & (condition(y) >= 0).all(0).all(0)
         return torch.where(valid, found, 0.0)
 
     def relative_coercivity(self, y: Tensor, nominal: Tensor) -> Tensor:
