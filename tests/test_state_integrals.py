@@ -11,7 +11,7 @@ from fem_frames import Grid, MeshHierarchy, Problem, Uniform, export_frame
 from fem_frames.formulations.compiled_sums import CompiledSum
 from fem_frames.formulations.place_values import CellwiseValues, LoadIntegral
 from fem_frames.formulations.state_integrals import BLOCKS, PRODUCT, SLOPE, VALUE, StateIntegral
-from fem_frames.frame.elements import find_element
+from fem_frames.frame.elements import element_class
 from fem_frames.problem.coefficients import ByRegion
 from fem_frames.problem.densities import CELLS, ENERGY, FACETS, RESIDUAL, Density, Integral, Part
 from fem_frames.problem.programs import BINARY, CLIPPED, UNARY, ProgramBuilder
@@ -82,7 +82,7 @@ def density(case, kind=ENERGY, count=9):
     d, elements, over, groups, first = case
     parts, start = [], 0
     for k, name in enumerate(ELEMENTS[elements]):
-        parts.append(Part(f"u{k}", name, start, find_element(name, d).state_size))
+        parts.append(Part(f"u{k}", name, start, element_class(name)(d).state_size))
         start += parts[-1].size
     sizes = {"x": d, "h": 3, **({"n": d} if over == FACETS else {}), "y": PARAMETERS, "s": start}
     inputs = [(letter, i) for letter, size in sizes.items() for i in range(size)]

@@ -14,6 +14,7 @@ from torch import Tensor
 from fem_frames.formulations.boundary_terms import facet_cells
 from fem_frames.frame.arrays import FrameArrays
 from fem_frames.frame.boundary import areas
+from fem_frames.frame.elements import element_class
 from fem_frames.frame.level_matrices import quadrature_points
 from fem_frames.mesh.checks import group_tags
 from fem_frames.mesh.geometry import Floats, Ints
@@ -126,7 +127,7 @@ class Shifts:
         """For each entry of the state at a point the entries of the cell's state that it consists of."""
         d = places.offsets.shape[2]
         self._offsets = places.offsets
-        self._elements = {f.element.name: f.element for f in arrays.fields}  # with the units they have on this mesh
+        self._elements = {part.element: element_class(part.element).for_mesh(d, arrays.volumes) for part in parts}
         offset = np.linspace(0.3, 0.7, d)  # any one: which factors are zero or one is the same everywhere
         for part in parts:
             element = self._elements[part.element]
