@@ -7,7 +7,6 @@ B samples, K finest cells, m numbers in a cell's state.
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -61,7 +60,7 @@ def _numbers(formulation: Formulation, batch: int) -> int:
 
 
 def _times(steps: Sequence[Step], seconds: float) -> list[float]:
-    """Medians of at least five rounds."""
+    """The least times of at least five rounds: what else runs on the machine only adds to them."""
     for step in steps:
         step()  # compiles code and touches new memory
     found: list[list[float]] = [[] for _ in steps]
@@ -71,7 +70,7 @@ def _times(steps: Sequence[Step], seconds: float) -> list[float]:
             start = time.perf_counter()
             step()
             own.append(time.perf_counter() - start)
-    return [statistics.median(own) for own in found]
+    return [min(own) for own in found]
 
 
 def _step(problem: Problem, formulation: str = "energy") -> Callable[[str, int, int], tuple[Formulation, Step]]:
