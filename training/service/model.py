@@ -45,8 +45,8 @@ class Forward:
         """Lengths of the output vectors; raises a ValueError if there is no answer with these settings."""
         if settings.adjoint and self._outputs is None:
             raise ValueError(
-                "adjoint corrects outputs, but this service gives nodal values: start it with --point, --mean or "
-                "--through"
+                "adjoint corrects outputs, but this service gives nodal values: start it with --point, --mean, "
+                "--through or --functional"
             )
         if settings.bounded and not self.has_bounds:
             raise ValueError(
@@ -55,6 +55,12 @@ class Forward:
             )
         if not settings.bounded:
             return self._sizes
+        if self._outputs is not None and not all(self._outputs.is_affine):
+            label = self.labels[self._outputs.is_affine.index(False)]
+            raise ValueError(
+                f"the output {label} is not affine in the solution and has no bound: leave out tol, bound and adjoint "
+                "in config"
+            )
         return (*self._sizes, 1 if self._outputs is None else len(self._outputs))
 
     def check(self, y: Sequence[float]) -> None:
