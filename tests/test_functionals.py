@@ -149,7 +149,7 @@ def test_affine_functionals_have_bounds_and_others_say_that_they_have_none(name)
         assert (error[:, :2] <= found.error_bound[:, :2]).all()
         assert torch.isinf(found.error_bound[:, 2]).all()
         assert found.has_bound == (True, True, False)
-        assert f"no bound for {outputs.labels[2]}: not affine" in found.kind
+        assert f"for {outputs.labels[2]}: not affine in the solution" in found.kind
     assert (better.error_bound[:, :2] < 1e-2 * plain.error_bound[:, :2]).all()
     assert torch.equal(plain.values[:, 2], better.values[:, 2])
     alone = certify_outputs(made, w, y, functionals(name)[2])

@@ -32,7 +32,7 @@ ROUNDINGS = 64  # units of the last place of the sums in an output
 PLAIN = "energy norm of the error times dual norm of the output, against the discrete solution"
 ADJOINT = "energy norm of the error times that of the adjoint's error, against the discrete solution"
 NONE = "no bound: the formulation {} has no bound in the energy norm against the discrete solution"
-NONLINEAR = "no bound for {}: not affine in the solution"
+NONLINEAR = "no {} for {}: not affine in the solution"
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +86,7 @@ def certify_outputs(
         kind = NONE.format(formulation.name)
     elif not affine.all():
         names = [label for label, is_affine in zip(made.labels, made.is_affine, strict=True) if not is_affine]
-        lacking = NONLINEAR.format(", ".join(names))
+        lacking = NONLINEAR.format("bound and no correction" if adjoint else "bound", ", ".join(names))
         kind = f"{kind}; {lacking}" if affine.any() else lacking
     has_bound = tuple(bounded and is_affine for is_affine in made.is_affine)
     return OutputValues(values, bound, made.labels, kind, has_bound)
