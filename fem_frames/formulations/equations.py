@@ -220,6 +220,11 @@ class QuadraticEquation(EquationParts, QuadraticFormulation):
         back = flat_first(slope.to(self.frame.dtype), w)
         return self._tested(loss, y), (self.frame.D.T(back) - on_frame).reshape(w.shape)
 
+    def residual_product(self, w: Tensor, z: Tensor, y: Tensor) -> Tensor:
+        slope = self._slope(self._cells(w, y), y)[1]
+        tested = cells_last(self.frame.D(z), slope.shape[1]).to(self.wide)
+        return (slope * tested).sum((0, 1)) - dot(self.frame_functional(y), z)
+
     def _cells(self, w: Tensor, y: Tensor) -> Tensor:
         """(K, m, B) states in the wide precision."""
         return cells_last(self.states(w, y), level_matrices.state_size(self.frame.arrays)).to(self.wide)
