@@ -181,6 +181,16 @@ def test_derivatives_in_y_agree_with_central_differences(name):
     torch.testing.assert_close(tangent, (found * v).sum(1), rtol=0, atol=1e-8 * size)
 
 
+@pytest.mark.parametrize("name", EQUATIONS)
+def test_products_with_the_residual_are_products(name):
+    made = of(name)
+    y = samples(made.problem, 3)
+    generator = torch.Generator().manual_seed(3)
+    w, z = (torch.randn(3, made.frame.frame_size, generator=generator, dtype=torch.float64) for _ in range(2))
+    expected = (made.residual(w, y) * z).sum(1)
+    torch.testing.assert_close(made.residual_product(w, z, y), expected, rtol=1e-11, atol=1e-11)
+
+
 def test_functionals_see_boundary_data_that_depend_on_y():
     made = formulation_on(varying(2, **CONDITIONS["dirichlet"]), 2)
     y = samples(made.problem, 3)

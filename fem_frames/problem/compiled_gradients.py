@@ -48,12 +48,15 @@ class DifferentiableFunction:
 
     def slopes(self, y: Tensor, weights: Tensor) -> Tensor:
         """(B, p) the sums over points of weights (n, B) times the derivatives in y."""
-        recorded = torch.is_grad_enabled() or torch._C._functorch.is_functorch_wrapped_tensor(weights)
-        if recorded or self._slopes is None:
-            with torch.enable_grad():
-                free = y if y.requires_grad else y.detach().requires_grad_()
-                return torch.autograd.grad(self._in_torch(free), free, weights, create_graph=recorded)[0]
-        return self._slopes(y.detach(), weights)
+        recorded = torch.is_grad_enabled() or _is_batched(weights)
+        if not recorded and self._slopes is not None:
+            return self._slopes(y.detach(), weights)
+        with torch.enable_grad():
+            free = y if y.requires_grad else y.detach().requires_grad_()
+            values = self._in_torch(free)
+            none = not values.requires_grad  # as for comparisons
+            found = None if none else torch.autograd.grad(values, free, weights, None, recorded, allow_unused=True)[0]
+        return torch.zeros_like(y) if found is None else found
 
     def _in_torch(self, y: Tensor) -> Tensor:
         """(n, B) the values, operation by operation."""
@@ -69,6 +72,13 @@ class DifferentiableFunction:
     @cached_property
     def _slopes(self) -> CompiledSlopes | None:
         return compiled_slopes(self._function)
+
+
+def _is_batched(x: Tensor) -> bool:
+    """Whether torch maps over x, as for several gradients at once."""
+    from fem_frames.operators.checking import is_traced
+
+    return is_traced(x) or bool(torch._C._functorch.is_legacy_batchedtensor(x))
 
 
 class _Values(torch.autograd.Function):
