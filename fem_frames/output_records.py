@@ -95,14 +95,14 @@ def _read(record: Any) -> Output:
 
 
 def save_outputs(path: str | Path, outputs: OutputMap) -> None:
-    """Writes outputs as a file of JSON, completely or not at all."""
+    """Writes outputs as a file of JSON, completely or not at all. See docs/surrogates.md."""
     content = {"format": FORMAT, "outputs": record_outputs(outputs)}
     with written_whole(path) as file:
         file.write(json.dumps(content).encode())
 
 
 def load_outputs(path: str | Path) -> list[Output]:
-    """Reads a file of `save_outputs`; nothing in it is executed."""
+    """Reads a file of `save_outputs`; nothing in it is executed. See docs/surrogates.md."""
     path = check_file(path)
     try:
         content = json.loads(path.read_bytes())
