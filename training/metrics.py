@@ -173,7 +173,7 @@ class OutputError:
     error_max: float
     bound_mean: float | None
     bound_max: float | None
-    """None if the formulation has no bounds for outputs."""
+    """None if the formulation has no bounds for outputs, or the output is not affine in the solution."""
     violations: int | None
     """Samples whose error exceeds its bound plus the bound for the error of the reference itself."""
 
@@ -189,7 +189,7 @@ def output_errors(
     made = OutputMap(exact, outputs)
     truth = exact.coordinates.coefficients(exact.coordinates.free(reference.fields, exact.frame.device, reference.y))
     errors, bounds, excess = [], [], []
-    bounded, kind = False, ""
+    bounded, kind = (False,) * len(made), ""
     step = max(1, CHUNK // len(made))  # bounds take a vector in the frame for every sample and output
     for start in range(0, len(truth), step):
         part = slice(start, start + step)
@@ -200,16 +200,16 @@ def output_errors(
         errors.append(error)
         bounds.append(found.error_bound)
         excess.append(error > found.error_bound + right.error_bound)
-        bounded, kind = found.bounded, found.kind
+        bounded, kind = found.has_bound, found.kind
     error, bound, above = (torch.cat(parts).cpu() for parts in (errors, bounds, excess))
     rows = [
         OutputError(
             label,
             float(error[:, k].mean()),
             float(error[:, k].max()),
-            float(bound[:, k].mean()) if bounded else None,
-            float(bound[:, k].max()) if bounded else None,
-            int(above[:, k].sum()) if bounded else None,
+            float(bound[:, k].mean()) if bounded[k] else None,
+            float(bound[:, k].max()) if bounded[k] else None,
+            int(above[:, k].sum()) if bounded[k] else None,
         )
         for k, label in enumerate(made.labels)
     ]

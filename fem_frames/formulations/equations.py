@@ -8,6 +8,7 @@ B samples, K finest cells, m numbers in a cell's state, L local nodal values, N 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
@@ -105,18 +106,21 @@ class EquationLoads:
 
     def on_lift(self, y: Tensor) -> Tensor:
         """(B,) all loads, applied to the lift."""
-        made = self._formulation
-        lifted = [f for f in self._arrays.fields if f.lift[-1].any() or f.shapes]
-        found = torch.zeros(len(y), dtype=y.dtype, device=y.device)
+        lifted = [f.name for f in self._arrays.fields if f.lift[-1].any() or f.shapes]
         if not lifted:
-            return found
+            return torch.zeros(len(y), dtype=y.dtype, device=y.device)
         zeros = torch.zeros(len(y), self._arrays.nodal_size, dtype=y.dtype, device=y.device)
-        lifts, varying = made.nodal_fields(zeros, y), self._on_points(self._varying, y)
-        for f in lifted:
-            if f.name in self._fixed:
-                found = found + lifts[f.name] @ torch.as_tensor(self._fixed[f.name]).to(y)
-            if f.name in varying:
-                found = found + (lifts[f.name] * varying[f.name]).sum(1)
+        lifts = self._formulation.nodal_fields(zeros, y)
+        return self.on_values({name: lifts[name] for name in lifted}, y)
+
+    def on_values(self, fields: Mapping[str, Tensor], y: Tensor) -> Tensor:
+        """(B,) all loads, applied to fields with nodal values (B or 1, points)."""
+        found, varying = torch.zeros(len(y), dtype=y.dtype, device=y.device), self._on_points(self._varying, y)
+        for name, values in fields.items():
+            if name in self._fixed:
+                found = found + values @ torch.as_tensor(self._fixed[name]).to(y)
+            if name in varying:
+                found = found + (values * varying[name]).sum(1)
         return found
 
 
@@ -144,6 +148,10 @@ class EquationParts:
         if not self._own_loads.depends_on_y:
             return self._fixed_on_frame
         return Formulation.frame_functional(self, y)  # type: ignore[arg-type]
+
+    def load_on(self, fields: Mapping[str, Tensor], y: Tensor) -> Tensor:
+        """(B,) the loads on nodal values, applied to fields with nodal values (B or 1, points)."""
+        return self._own_loads.on_values(fields, y)
 
     def lift_functional(self, y: Tensor) -> Tensor:
         return self._own_loads.on_lift(self.check_parameters(y).to(self.wide))  # type: ignore[attr-defined]
@@ -204,6 +212,11 @@ class StateEquation(EquationParts, Formulation):
         loss = value - dot(on_frame, w) - self.lift_functional(y)
         back = flat_first(slope.to(self.frame.dtype), w)
         return self._tested(loss, y), (self.frame.D.T(back) - on_frame).reshape(w.shape)
+
+    def residual_product(self, w: Tensor, z: Tensor, y: Tensor) -> Tensor:
+        slope = self._slope(self._cells(w, y), y)[1]
+        tested = cells_last(self.frame.D(z), slope.shape[1]).to(self.wide)
+        return (slope * tested).sum((0, 1)) - dot(self.frame_functional(y), z)
 
     def _cells(self, w: Tensor, y: Tensor) -> Tensor:
         """(K, m, B) states of the frame coefficients w in the wide precision."""

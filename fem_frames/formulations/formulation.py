@@ -294,6 +294,10 @@ class Formulation(ABC):
         """(B, Nhat) DᵀC_yD w - load, computed from the states: the gradient of the loss divided by 2 · factor."""
         return self.loss_and_residual(w, y)[1]
 
+    def residual_product(self, w: Tensor, z: Tensor, y: Tensor) -> Tensor:
+        """(B,) ⟨residual, z⟩ for z (B, Nhat), whose derivative in y is what adjoint solves need."""
+        return dot(self.residual(w, y), z)
+
     @abstractmethod
     def functional(self, y: Tensor) -> Tensor:
         """(B or 1, N) load of source and Neumann data on the nodal basis, in the wide precision."""

@@ -183,6 +183,12 @@ class QuadraticFormulation(Formulation):
         back = flat_first((product - load).to(self.frame.dtype), w)
         return loss, (self.frame.D.T(back) - on_frame).reshape(w.shape)
 
+    def residual_product(self, w: Tensor, z: Tensor, y: Tensor) -> Tensor:
+        size = level_matrices.state_size(self.frame.arrays)
+        s, tested = (cells_last(x, size).to(self.wide) for x in (self.states(w, y), self.frame.D(z)))
+        density = (tested * (_product(self._checked_blocks(y), s) - self._checked_load(y))).sum((0, 1))
+        return density - dot(self.frame_functional(y), z)
+
     def functional(self, y: Tensor) -> Tensor:
         """(B or 1, N) the load of Neumann data on the first field, and of the source if it acts at points."""
         arrays = self.frame.arrays

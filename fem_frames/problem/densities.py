@@ -111,6 +111,11 @@ class Density:
             {"s", "v"} & set().union(*program.letters()) for rows in self.hessians for row in rows for program in row
         )
 
+    @cached_property
+    def is_affine(self) -> bool:
+        """Whether an energy is affine in the states: then its integrals are functionals that have a vector."""
+        return not any(program.result != 0.0 for rows in self.hessians for row in rows for program in row)
+
     def is_linear_in_tests(self) -> bool:
         """Whether a weak form is linear in its test functions."""
         for integral in self.integrals:

@@ -5,7 +5,7 @@ d dimension, p parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -97,17 +97,8 @@ class Equation:
     @classmethod
     def recorded(cls, density: Density) -> Equation:
         """The equation of programs that were read from a file."""
-        fields: dict[str, Unknown] = {}
-        names = [part.name for part in density.parts]
-        for part in density.parts:
-            if part.element == "edge bubbles":
-                continue
-            base, bracket, rest = part.name.rpartition("[")
-            name = base if bracket and rest[:-1].isdigit() else part.name
-            element = "RT0" if part.element == "RT0" else "P2" if f"{part.name} bubbles" in names else "P1"
-            count = None if name == part.name else 1 + (fields[name].components or 0 if name in fields else 0)
-            fields[name] = Unknown(name, element, count)
-        made = cls(*fields.values(), density=density)
+        fields = unknowns_of([(part.name, part.element) for part in density.parts])
+        made = cls(*fields, density=density)
         if [(p.name, p.element, p.size) for p in made.parts(density.dimension)] != [
             (p.name, p.element, p.size) for p in density.parts
         ]:
@@ -156,6 +147,21 @@ class Equation:
 
             self._compiled[d, p] = compile_equation(self, d, p)
         return self._compiled[d, p]
+
+
+def unknowns_of(parts: Sequence[tuple[str, str]]) -> list[Unknown]:
+    """The fields as the user sees them, from the names and elements of frame fields or of parts of states."""
+    fields: dict[str, Unknown] = {}
+    names = [name for name, _ in parts]
+    for part, kind in parts:
+        if kind == "edge bubbles":
+            continue
+        base, bracket, rest = part.rpartition("[")
+        name = base if bracket and rest[:-1].isdigit() else part
+        element = "RT0" if kind == "RT0" else "P2" if f"{part} bubbles" in names else "P1"
+        count = None if name == part else 1 + (fields[name].components or 0 if name in fields else 0)
+        fields[name] = Unknown(name, element, count)
+    return list(fields.values())
 
 
 def _unknown(given: Any) -> Unknown:

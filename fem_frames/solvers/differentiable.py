@@ -38,10 +38,10 @@ class _Solve(torch.autograd.Function):
         dual = solve_linear(ctx.formulation, y.detach(), gradient.contiguous(), ctx.tol, at=w).w.to(gradient)
         with torch.enable_grad():
             free = y.detach().requires_grad_()
-            residual = ctx.formulation.residual(w.detach(), free)
-            if not residual.requires_grad:
+            product = ctx.formulation.residual_product(w.detach(), -dual, free)
+            if not product.requires_grad:
                 return torch.zeros_like(y), None, None, None
-            found = torch.autograd.grad(residual, free, -dual, allow_unused=True)[0]
+            found = torch.autograd.grad(product.sum(), free, allow_unused=True)[0]
         return torch.zeros_like(y) if found is None else found, None, None, None
 
 
