@@ -93,7 +93,7 @@ class FrameArrays:
     boundary: BoundaryFacets | None = None
     """Facets whose data enter the functional for each y; None if no boundary data are evaluated for each y."""
     groups: FacetGroups | None = None
-    """All finest boundary facets, for outputs; None in files of earlier versions and in coarsened frames."""
+    """All finest boundary facets, for outputs and equations; None in files of earlier versions."""
     _simplices: dict[tuple[int, int], tuple[Ints, Ints]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -191,9 +191,10 @@ class FrameArrays:
         count = level - self.first_level + 1
         levels, d = self.levels[:count], self.dimension
         points = self.points[: self.point_count(count - 1)].copy()
-        load = self.neumann_load.copy()
+        load, groups = self.neumann_load.copy(), self.groups
         for index in range(len(self.levels) - 1, count - 1, -1):  # a coarse hat is a sum of finer hats
             size, ends = self.point_count(index - 1), self.levels[index].ends
+            groups = None if groups is None else groups.coarsened(size, ends)
             np.add.at(load, ends, 0.5 * load[size : size + len(ends), None])
             load = load[:size].copy()
         K = len(levels[-1].cells)
@@ -213,7 +214,7 @@ class FrameArrays:
             regions=tags.astype(np.int64),
             neumann_load=load,
             boundary=None if self.boundary is None else self.boundary.coarsened(count),
-            groups=self.groups if count == len(self.levels) else None,
+            groups=groups,
         )
 
     def without(self, family: str) -> FrameArrays:

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from fem_frames.memory import check_memory
 from fem_frames.mesh.coarse import Grid, MeshArrays
 from fem_frames.mesh.geometry import Floats, Ints
+from fem_frames.problem.blocks import block_tags, check_count, halvings, positive
+from fem_frames.problem.catalogue_equations import anisotropic, elastic, reaction
 from fem_frames.problem.coefficients import Array, ByRegion, ExpAffine, Pointwise, namespace
 from fem_frames.problem.definition import Gaussian, Problem, Uniform, whole_number
 
@@ -21,7 +22,7 @@ def quarters(low: float = 0.5, high: float = 1.5) -> Problem:
         mesh=Grid((1,)),
         coefficient=ByRegion.each(4),
         parameters=Uniform((low,) * 4, (high,) * 4),
-        regions=lambda x: _blocks(x, 4),
+        regions=lambda x: block_tags(x, 4),
         first_level=1,
         coarse="none",  # as in the paper
         resolved_from=2,
@@ -67,7 +68,7 @@ def cookies(rows: int = 2, radius: float = 0.3, low: float = 0.5, high: float = 
     The radius is relative to the distance between centres. A cell belongs to a disk if its midpoint does.
     """
     rows = whole_number(rows, "rows")
-    _check_count("rows", rows, rows**2)
+    check_count("rows", rows, rows**2)
     if not 0 < radius <= 0.5:
         raise ValueError(f"radius is {radius}; disks need 0 < radius <= 0.5, in units of the distance between centres")
 
@@ -90,7 +91,7 @@ def lognormal(terms: int = 8, scale: float = 1.0, decay: float = 2.0) -> Problem
     The sum runs over the `terms` smallest k ≠ 0.
     """
     terms = whole_number(terms, "terms")
-    _check_count("terms", terms, terms)
+    check_count("terms", terms, terms)
     return Problem(mesh=Grid((1, 1)), coefficient=_cosines(terms, scale, decay), parameters=Gaussian(terms))
 
 
@@ -100,8 +101,8 @@ def waves(terms: int = 64, scale: float = 0.7, quadrature_degree: int = 1) -> Pr
     The sum runs over the `terms` smallest k ≠ 0. Many parameters matter, as the terms decay slowly.
     """
     terms = whole_number(terms, "terms")
-    _check_count("terms", terms, terms)
-    scale = _positive(scale, "scale")
+    check_count("terms", terms, terms)
+    scale = positive(scale, "scale")
     root = 3.0**0.5
     return Problem(
         mesh=Grid((1, 1)),
@@ -136,8 +137,8 @@ def disks(count: int = 1, conductivity: float = 10.0, quadrature_degree: int = 1
     enough for six levels to resolve them, unlike the rim of `inclusion`.
     """
     count = whole_number(count, "count")
-    _check_count("count", count, 3 * count)
-    conductivity = _positive(conductivity, "conductivity")
+    check_count("count", count, 3 * count)
+    conductivity = positive(conductivity, "conductivity")
     if 1.0 + count * (conductivity - 1.0) <= 0:
         raise ValueError(
             f"conductivity is {conductivity:g}, but where {count} disks overlap a is 1 + {count} (conductivity - 1), "
@@ -186,20 +187,9 @@ PROBLEMS: dict[str, Callable[..., Problem]] = {
     for make in (
         *(quarters, checkerboard, lshape, ring, cookies, lognormal, inclusion, cube),
         *(disks, waves, spot),
+        *(elastic, anisotropic, reaction),
     )
 }
-
-
-def _check_count(name: str, value: int, parameters: int) -> None:
-    """Raises a ValueError for more parameters than memory holds, at 500 bytes per parameter for lists and tables."""
-    check_memory(f"{name} = {value}, which makes {parameters:.3g} parameters,", 500.0 * parameters, f"use fewer {name}")
-
-
-def _positive(value: Any, name: str) -> float:
-    """The value as float, or a ValueError that names it."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < np.inf:
-        raise ValueError(f"{name} is {value!r}; a positive number is expected")
-    return float(value)
 
 
 def _cosines(terms: int, scale: float, decay: float) -> ExpAffine:
@@ -217,19 +207,11 @@ def _cosines(terms: int, scale: float, decay: float) -> ExpAffine:
 
 def _block_problem(d: int, blocks: int, low: float, high: float) -> Problem:
     blocks = whole_number(blocks, "blocks")
-    _check_count("blocks", blocks, blocks**d)
-    # The coarsest possible mesh: `halvings` refinements of it resolve the blocks.
-    halvings = (blocks & -blocks).bit_length() - 1
+    check_count("blocks", blocks, blocks**d)
     return Problem(
-        mesh=Grid((blocks >> halvings,) * d),
+        mesh=Grid((blocks >> halvings(blocks),) * d),  # the coarsest one
         coefficient=ByRegion.each(blocks**d),
         parameters=Uniform((low,) * blocks**d, (high,) * blocks**d),
-        regions=lambda x: _blocks(x, blocks),
-        resolved_from=halvings,
+        regions=lambda x: block_tags(x, blocks),
+        resolved_from=halvings(blocks),
     )
-
-
-def _blocks(x: Floats, blocks: int) -> Ints:
-    """(K,) number of the block of the unit cube that contains x (K, d), first coordinate fastest."""
-    place = np.clip(np.floor(blocks * x), 0, blocks - 1).astype(np.int64)
-    return np.asarray(place @ blocks ** np.arange(x.shape[-1]))
