@@ -12,6 +12,7 @@ from fem_frames.frame.arrays import FrameArrays, FrameField
 from fem_frames.frame.fields import Field, dirichlet_values, neumann_fluxes
 from fem_frames.frame.witnesses import differing_neumann
 from fem_frames.mesh.geometry import Floats
+from fem_frames.messages import option
 from fem_frames.operators.checking import is_plain
 from fem_frames.problem.definition import Problem
 from fem_frames.problem.evaluation import NotFiniteError
@@ -42,7 +43,12 @@ def check_fields(arrays: FrameArrays, kind: type[Formulation]) -> None:
 
 
 def check_variant(kind: type[Formulation], problem: Problem) -> None:
-    """Raises a ValueError if the problem has boundary conditions that the formulation does not take."""
+    """Raises a ValueError if the problem has an equation or boundary conditions that the formulation does not take."""
+    if getattr(problem, "equation", None) is not None and not hasattr(kind, "density"):
+        raise ValueError(
+            f"the problem {problem.name} has an equation of its own, and {kind.name} is a formulation of another one: "
+            f"use {option('formulation', 'energy')}"
+        )
     conditions = getattr(problem, "conditions", ())
     varying = next((c for c in conditions if c.depends_on_y), None)
     if varying is not None and not kind.data_of_y:

@@ -8,7 +8,7 @@ d dimension.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
@@ -20,9 +20,9 @@ from fem_frames.frame.arrays import FrameArrays
 from fem_frames.frame.boundary import areas
 from fem_frames.frame.elements import find_element
 from fem_frames.frame.level_matrices import quadrature_points
-from fem_frames.mesh.checks import known_names
+from fem_frames.mesh.checks import group_tags
 from fem_frames.mesh.geometry import Floats, Ints
-from fem_frames.problem.densities import CELLS, FACETS, RESIDUAL, Density, Group, Integral
+from fem_frames.problem.densities import CELLS, FACETS, RESIDUAL, Density, Integral
 from fem_frames.problem.differentiation import gradient, with_gradient
 from fem_frames.problem.program_values import evaluated
 from fem_frames.problem.programs import Program
@@ -41,7 +41,7 @@ class Places:
             self.points = quadrature_points(arrays)  # (C, Q, d)
             self.weights = arrays.volumes[:, None] * arrays.rule_weights  # (C, Q)
             if integral.groups:
-                tags = _tags(integral.groups, arrays.record.get("region_names", {}), arrays.regions, "region")
+                tags = group_tags(integral.groups, arrays.record.get("region_names", {}), arrays.regions, "region")
                 self.cells = np.flatnonzero(np.isin(arrays.regions, tags))
                 self.points, self.weights = self.points[self.cells], self.weights[self.cells]
         else:
@@ -50,7 +50,7 @@ class Places:
                 raise ValueError("the frame has no groups of boundary facets: export it again")
             chosen = np.arange(len(groups.facets))
             if integral.groups:
-                tags = _tags(integral.groups, arrays.record.get("facet_names", {}), groups.tags, "boundary facet")
+                tags = group_tags(integral.groups, arrays.record.get("facet_names", {}), groups.tags, "boundary facet")
                 chosen = np.flatnonzero(np.isin(groups.tags, tags))
             facets = groups.facets[chosen]
             corners = arrays.points[facets]  # (C, d, d)
@@ -76,19 +76,6 @@ class Places:
         rows = corners[:, 1:] - corners[:, :1]
         centre = np.linalg.solve(2 * rows, (rows**2).sum(axis=2)[..., None])[..., 0]
         return np.stack([edges.max(axis=(1, 2)), self.volumes, np.linalg.norm(centre, axis=1)], axis=1)
-
-
-def _tags(groups: Sequence[Group], names: dict[str, int], known: Ints, what: str) -> list[int]:
-    """The tags of groups; raises a ValueError for groups that the mesh does not have."""
-    found, there = [], sorted({int(tag) for tag in np.unique(known)} - {-1})
-    for group in groups:
-        tag = names.get(group) if isinstance(group, str) else group
-        if tag is None or tag not in there:
-            named = [name for name, number in names.items() if number in there]
-            has = known_names(str(group), named, there) or f"no groups of {what}s"
-            raise ValueError(f"the equation names the group {group!r}, but no {what} carries it; the mesh has {has}")
-        found.append(int(tag))
-    return found
 
 
 def _normals(corners: Floats, outward: Floats) -> Floats:

@@ -73,6 +73,22 @@ def known_names(wanted: str, names: Iterable[str], tags: Iterable[int] = ()) -> 
     return there + (f"; did you mean {meant[0]!r}?" if meant else "")
 
 
+def group_tags(groups: Iterable[str | int], names: Mapping[str, int], known: Ints, what: str) -> list[int]:
+    """The tags of the groups that an equation names; raises a ValueError for groups that the mesh does not have.
+
+    `known` has the tags of all cells or facets, -1 where there is none.
+    """
+    found, there = [], sorted({int(tag) for tag in np.unique(known)} - {-1})
+    for group in groups:
+        tag = names.get(group) if isinstance(group, str) else group
+        if tag is None or tag not in there:
+            named = [name for name, number in names.items() if number in there]
+            has = known_names(str(group), named, there) or f"no groups of {what}s"
+            raise ValueError(f"the equation names the group {group!r}, but no {what} carries it; the mesh has {has}")
+        found.append(int(tag))
+    return found
+
+
 def check_references(rows: Ints, count: int, what: str) -> None:
     wrong = np.flatnonzero(((rows < 0) | (rows >= count)).any(axis=1))
     if len(wrong):

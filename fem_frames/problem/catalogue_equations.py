@@ -109,27 +109,32 @@ def reaction(
 ) -> Problem:
     """Unit square with -div(a ∇u) + c u = 1, a_y ∂u/∂n = -k u where u is not given; a of each block, then c, then k.
 
-    c lies within strength / 2 and 3 strength / 2, k within half and three halves of transfer; transfer=0 leaves k out.
+    c lies within strength / 2 and 3 strength / 2, k within half and three halves of transfer; zero leaves c or k out.
     u = 0 on the left side, on "all" sides or on "none". With a strong reaction the frame needs normalisation="energy".
     """
     blocks = _check_blocks(blocks, 2, 1)
     _check_range(low, high, "low", "high")
-    strength = positive(strength, "strength")
-    if transfer != 0:
-        transfer = positive(transfer, "transfer")
+    strength = strength and positive(strength, "strength")
+    transfer = transfer and positive(transfer, "transfer")
     around = {"left": {"left": 0.0}, "all": "all", "none": None}[choice(fixed, "fixed", ("left", "all", "none"))]
     sides = {"left": ("right", "bottom", "top"), "all": (), "none": ("left", "right", "bottom", "top")}[fixed]
     n = blocks**2
-    exchanged = bool(transfer) and bool(sides)
+    exchanged = bool(transfer and sides)
+    if fixed == "none" and not (strength or transfer):
+        raise ValueError("nothing fixes u: give strength, transfer, or fixed='left'")
 
     def energy(u: Any, y: Any, x: Any, dx: Any, ds: Any) -> Any:
         from fem_frames.fenicsx.door import ufl
 
-        diffused = sum(y[k] * ufl.inner(ufl.grad(u), ufl.grad(u)) / 2 * dx(k) for k in range(n))
-        inside = diffused + y[n] * u**2 / 2 * dx - u * dx
-        return inside + y[n + 1] * u**2 / 2 * ds(*sides) if exchanged else inside
+        found = sum(y[k] * ufl.inner(ufl.grad(u), ufl.grad(u)) / 2 * dx(k) for k in range(n)) - u * dx
+        if strength:
+            found += y[n] * u**2 / 2 * dx
+        if exchanged:
+            found += y[len(bounds) - 1] * u**2 / 2 * ds(*sides)
+        return found
 
-    bounds = [(low, high)] * n + [(strength / 2, 1.5 * strength)] + [(transfer / 2, 1.5 * transfer)] * exchanged
+    bounds = [(low, high)] * n
+    bounds += [(c / 2, 1.5 * c) for c, there in ((strength, strength), (transfer, exchanged)) if there]
     return Problem(
         mesh=unit_cube(2, blocks >> halvings(blocks)),
         coefficient=Equation(Unknown("u"), energy=energy),
