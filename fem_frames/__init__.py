@@ -34,10 +34,13 @@ _HOMES = {
     "Field": "frame.fields",
     "dirichlet_values": "frame.fields",
     "neumann_fluxes": "frame.fields",
+    "bubble_values": "frame.fields",
+    "EdgeBubbles": "frame.edge_bubbles",
     "P1": "frame.elements",
     "P1Values": "frame.elements",
     "RT0": "frame.elements",
     "Formulation": "formulations.formulation",
+    "P2Energy": "formulations.quadratic_elements",
     "QuadraticFormulation": "formulations.quadratic",
     "Frame": "operators.frame",
     "friedrichs_constant": "solvers.friedrichs",
@@ -94,11 +97,13 @@ if TYPE_CHECKING:
     from fem_frames.formulations.formulation import ErrorNorm, Formulation
     from fem_frames.formulations.least_squares import LeastSquares, WeightedLeastSquares
     from fem_frames.formulations.quadratic import QuadraticFormulation
+    from fem_frames.formulations.quadratic_elements import P2Energy
     from fem_frames.formulations.registry import make_formulation
     from fem_frames.frame.arrays import FrameArrays
+    from fem_frames.frame.edge_bubbles import EdgeBubbles
     from fem_frames.frame.elements import P1, RT0, Element, P1Values
     from fem_frames.frame.export import export_frame
-    from fem_frames.frame.fields import EssentialData, Field, dirichlet_values, neumann_fluxes
+    from fem_frames.frame.fields import EssentialData, Field, bubble_values, dirichlet_values, neumann_fluxes
     from fem_frames.frame.level_matrices import flux_at_centres
     from fem_frames.frame.solutions import ReferenceSolutions
     from fem_frames.mesh.coarse import Grid, MeshArrays
@@ -136,6 +141,7 @@ if TYPE_CHECKING:
         "Congruent",
         "Cycle",
         "Cylinder",
+        "EdgeBubbles",
         "Element",
         "Energy",
         "Equation",
@@ -158,6 +164,7 @@ if TYPE_CHECKING:
         "OutputMap",
         "OutputValues",
         "P1Values",
+        "P2Energy",
         "Parameter",
         "PointValues",
         "Pointwise",
@@ -171,6 +178,7 @@ if TYPE_CHECKING:
         "Sweep",
         "Uniform",
         "WeightedLeastSquares",
+        "bubble_values",
         "certify",
         "certify_outputs",
         "condition_numbers",

@@ -23,10 +23,10 @@ from torch import Tensor
 from fem_frames.formulations.formulation import Formulation
 from fem_frames.formulations.reactions import Reaction, flux_signs
 from fem_frames.frame.arrays import FrameArrays, FrameField
-from fem_frames.frame.level_matrices import flux_field, nodal_places, nodal_states
+from fem_frames.frame.level_matrices import bubbles_of, flux_field, nodal_places, nodal_states
 from fem_frames.frame.sparse import SparseMatrix
 from fem_frames.mesh.checks import known_names
-from fem_frames.mesh.geometry import Floats
+from fem_frames.mesh.geometry import Floats, Ints
 from fem_frames.mesh.location import locate
 from fem_frames.operators.linear import dot
 from fem_frames.operators.recursion import SparseOperator
@@ -66,15 +66,22 @@ class PointValues(Output):
                 raise ValueError(f"the element of {f.name} has no values at points; use a LinearFunctional")
             basis = values  # (n, L, d)
             labels = [f"{f.name}[{i}]{name}" for name in names for i in range(basis.shape[2])]
-        c = basis.shape[2]
-        rows = np.arange(len(cell))[:, None, None] * c + np.arange(c)
-        matrix = _sum_entries(rows, places[..., None], basis, (len(cell) * c, len(f.lift[-1])))
-        return NodalOutput(formulation, f, matrix, labels)
+        found = NodalOutput(formulation, f, _at_points(f, places, basis), labels)
+        bubbles = bubbles_of(arrays, f)
+        if bubbles is None:
+            return found
+        states = nodal_states(arrays, bubbles, len(arrays.levels) - 1)[cell]
+        basis = bubbles.element.shift(states, (x - arrays.centres[cell])[:, None])[..., :1]
+        matrix = _at_points(bubbles, nodal_places(arrays, bubbles)[cell], basis)
+        return SumOutput(found, NodalOutput(formulation, bubbles, matrix, labels))
 
 
 @dataclass(frozen=True, eq=False)
 class RegionMean(Output):
-    """The mean of a field over a region, by name or tag, or over the domain: exact for P1. See docs/surrogates.md."""
+    """The mean of a field over a region, by name or tag, or over the domain: exact for P1 and P2.
+
+    See docs/surrogates.md.
+    """
 
     region: str | int | None = None
     field: str = "u"
@@ -89,7 +96,13 @@ class RegionMean(Output):
         share = np.repeat(volumes / (volumes.sum() * cells.shape[1]), cells.shape[1])
         weights = np.bincount(cells.ravel(), share, minlength=len(f.lift[-1]))
         label = f"mean {f.name}" if self.region is None else f"mean {f.name} in {self.region}"
-        return NodalOutput(formulation, f, _as_row(weights), [label])
+        found, bubbles = NodalOutput(formulation, f, _as_row(weights), [label]), bubbles_of(arrays, f)
+        if bubbles is None:
+            return found
+        places, d = nodal_places(arrays, bubbles)[inside], arrays.dimension
+        share = np.repeat(4 * volumes / (volumes.sum() * (d + 1) * (d + 2)), places.shape[1])
+        weights = np.bincount(places.ravel(), share, minlength=len(bubbles.lift[-1]))
+        return SumOutput(found, NodalOutput(formulation, bubbles, _as_row(weights), [label]))
 
     def _tag(self, arrays: FrameArrays) -> int:
         names, tags = region_groups(arrays)
@@ -213,6 +226,13 @@ def _field(arrays: FrameArrays, name: str) -> FrameField:
     return found
 
 
+def _at_points(f: FrameField, places: Ints, basis: Floats) -> SparseMatrix:
+    """(n c, nodal values of f) values at n points from the local basis (n, L, c) and its places (n, L)."""
+    n, _, c = basis.shape
+    rows = np.arange(n)[:, None, None] * c + np.arange(c)
+    return _sum_entries(rows, places[..., None], basis, (n * c, len(f.lift[-1])))
+
+
 def _as_row(weights: npt.NDArray) -> SparseMatrix:
     places = np.flatnonzero(weights)
     return SparseMatrix.from_entries(np.zeros_like(places), places, weights[places], (1, len(weights)))
@@ -261,6 +281,21 @@ class NodalOutput(BoundOutput):
         whole = self._matrix.T(torch.eye(s, dtype=self._frame.dtype, device=self._frame.device))[:, self._free]
         after = N - self._place - len(self._free)
         return self._frame.H.T(torch.nn.functional.pad(whole, (self._place, after)))[None]
+
+
+class SumOutput(BoundOutput):
+    """The sum of outputs with the same labels, of the fields that a solution consists of."""
+
+    def __init__(self, *parts: BoundOutput) -> None:
+        self._parts, self.labels = parts, parts[0].labels
+
+    def values(self, w: Tensor, y: Tensor, fields: Callable[[], dict[str, Tensor]]) -> Tensor:
+        found = [part.values(w, y, fields) for part in self._parts]
+        return torch.stack(found).sum(0)
+
+    def functional(self, y: Tensor) -> Tensor:
+        found = [part.functional(y) for part in self._parts]
+        return torch.stack(found).sum(0)
 
 
 class FluxOutput(BoundOutput):

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
-from itertools import combinations
+from itertools import combinations, combinations_with_replacement
 
 import numpy as np
 import torch
@@ -34,6 +34,11 @@ def mixed(d):
         neumann={"rest": lambda x: 0.5 + x[:, -1]},
         quadrature_degree=4,
     )
+
+
+def bent(d):
+    """Essential data that are not in P1, for quadratic elements; the rest of the boundary is insulated."""
+    return replace(mixed(d), dirichlet_value=lambda x: 1 + x[:, 0] + x[:, -1] ** 2, neumann={})
 
 
 def _longest_edge():
@@ -97,6 +102,10 @@ CASES = {
     "cube, LS, mixed": (lambda: mixed(3), 1, "least-squares", None),
     "cube": (lambda: make_problem("cube"), 2, "energy", None),
     "cube, mixed": (lambda: mixed(3), 2, "energy", None),
+    "interval, P2": (lambda: bent(1), 3, "energy-p2", None),
+    "square, P2": (lambda: bent(2), 2, "energy-p2", None),
+    "square, P2, constant": (lambda: make_problem("checkerboard"), 2, "energy-p2", None),
+    "cube, P2": (lambda: bent(3), 1, "energy-p2", None),
 }
 
 
@@ -156,6 +165,9 @@ def dense_forms(problem, arrays, y):
         root = np.sqrt(data.weights).reshape(-1, 1, 1)
         if arrays.formulation == "energy":
             parts = [root * np.sqrt(values)[:, None, None] * rows]
+        elif arrays.formulation == "energy-p2":
+            gradients = rows[:, 1 : 1 + d] + rows[:, 2 + d : 2 + 2 * d]
+            parts = [root * np.sqrt(values)[:, None, None] * gradients]
         else:
             weight = np.sqrt(values)[:, None, None] if arrays.formulation.startswith("weighted") else 1.0
             flux = weight * (rows[:, d : 2 * d] / values[:, None, None] - rows[:, :d])
@@ -174,7 +186,8 @@ def nodal_forms(problem, arrays, y):
 def dense_residuals(problem, arrays, y):
     """(B, K, r, m) what is squared on a cell, of its state times |T|^{1/2}: by NumPy, at quadrature points.
 
-    (E): √a g. (LS): the divergence q, and τ/a - g with τ = τ_c + (x - x_c) q/d, times √a with weights.
+    (E): √a g, in P2 with the gradient g of u at the centre plus that of the bubbles, g + S (x - x_c). (LS): the
+    divergence q, and τ/a - g with τ = τ_c + (x - x_c) q/d, times √a with weights.
     """
     data = matrices.quadrature_data(arrays, problem.quadrature_degree)
     K, Q, d = data.points.shape
@@ -183,6 +196,14 @@ def dense_residuals(problem, arrays, y):
     roots = np.sqrt(data.weights / arrays.volumes[:, None])[..., None, None]
     if arrays.formulation == "energy":
         return (roots * np.sqrt(a) * np.eye(d)).reshape(len(y), K, Q * d, d)
+    if arrays.formulation == "energy-p2":
+        gradients = np.zeros((K, Q, d, 2 + 2 * d + d * (d + 1) // 2))
+        gradients[..., 1 : 1 + d] = gradients[..., 2 + d : 2 + 2 * d] = np.eye(d)
+        off = (data.points - arrays.centres[:, None]) / arrays.fields[1].element.unit
+        for place, (i, j) in enumerate(combinations_with_replacement(range(d), 2)):
+            gradients[:, :, i, 2 + 2 * d + place] = off[..., j]
+            gradients[:, :, j, 2 + 2 * d + place] = off[..., i]
+        return (roots * np.sqrt(a) * gradients).reshape(len(y), K, Q * d, -1)
     flux = np.zeros((len(y), K, Q, d, 2 * d + 1))
     flux[..., :d] = -np.eye(d)
     flux[..., d : 2 * d] = np.eye(d) / a

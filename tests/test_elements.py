@@ -10,6 +10,7 @@ from small_runs import call_command, run_command
 from fem_frames import (
     P1,
     RT0,
+    EdgeBubbles,
     Field,
     Frame,
     FrameArrays,
@@ -94,13 +95,14 @@ def arrays_of(d, formulation="test-reaction", levels=None):
 # ---- elements
 
 
-@pytest.mark.parametrize("kind", [P1, P1Values, RT0])
+@pytest.mark.parametrize("kind", [P1, P1Values, EdgeBubbles, RT0])
 @pytest.mark.parametrize("d", [1, 2, 3])
 def test_states_are_taylor_polynomials_at_the_centre(kind, d):
     """Those of the nodal basis, and shifted to any other point, against basix's tables there."""
-    element, rng = kind(d), np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     hierarchy = MeshHierarchy.from_problem(problem(d), 1)
     mesh = SimplexMesh(hierarchy.points, hierarchy.finest.cells)
+    element = kind.for_mesh(d, mesh.hats[1])
     states = element.states(mesh.points, mesh.cells, mesh.hats[0])  # (K, L, c)
     assert states.shape == (len(mesh.cells), len(element_simplices(mesh, element)), element.state_size)
     corners = mesh.points[mesh.cells]
@@ -283,7 +285,7 @@ def test_loads_of_a_wrong_shape_are_named():
             lambda: type("A", (Reaction,), {"name": "test-a", "fields": (Field("u", P1), Field("u", P1))}),
             "two fields of A are called 'u'",
         ),
-        (lambda: Field("u", P1(2)), "the element of u is P1.*; a class is expected"),
+        (lambda: Field("u", P1(2)), "the element of u is P1.*; choose .* for an equation, or a class"),
         (lambda: Field("", P1), "the name of a field is ''"),
         (lambda: type("Other", (Reaction,), {"name": "test-tensor"}), "Tensor is called 'test-tensor' already"),
         (lambda: type("Bad", (P1,), {"name": "P1"}), "there is an element 'P1' already: choose another name for Bad"),

@@ -243,7 +243,7 @@ def test_what_has_no_multigrid_says_so():
     problem, arrays = case("square, LS")
     made = make_formulation(Frame.from_arrays(arrays, "float64"), problem)
     with pytest.raises(
-        ValueError, match=r"one scalar field .* but least-squares has u and sigma: solve it in the frame"
+        ValueError, match=r"fields with values at points, but least-squares has u and sigma: solve it in the frame"
     ):
         Multigrid(made)
     assert solve(made, samples(problem, 1), 1e-6).solver == "frame"

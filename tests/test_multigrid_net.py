@@ -275,7 +275,7 @@ def test_onnx_is_refused_with_a_remedy(trained, tmp_path, capsys):
         (dict(pre=0, post=0), "a cycle without smoothing does not converge"),
         (dict(level_decay=1.0), "no coefficients that could decay"),
         (dict(optimizer="ngd"), "ngd does not know the net multigrid"),
-        (dict(formulation="least-squares", levels=2), "multigrid is for one scalar field"),
+        (dict(formulation="least-squares", levels=2), "multigrid is for fields with values at points"),
     ],
 )
 def test_settings_that_make_no_sense(settings, message, tmp_path):

@@ -27,9 +27,10 @@ from fem_frames.operators.products import SparseProduct
 
 pytestmark = pytest.mark.serial
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
-SYNTHESES = (*SIX, "interval, LS, level 0", "square, one level", "square, dolfinx", "ring, LS")
+P2 = ("interval, P2", "square, P2", "cube, P2")
+SYNTHESES = (*SIX, *P2, "interval, LS, level 0", "square, one level", "square, dolfinx", "ring, LS")
 """Those whose levels and families are of another kind too: empty or single levels, other children, harmonic fields."""
-CONSTANT = ("interval, LS", "square", "square, weighted", "square, lognormal")
+CONSTANT = ("interval, LS", "square", "square, weighted", "square, lognormal", "square, P2, constant")
 """Where a is constant on cells, so that blocks are in closed form, or a sum of modes."""
 REALISATIONS = {
     "recursive": ("recursive", {}),
@@ -109,7 +110,7 @@ def test_differentials(name, realisation, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", [*SIX, *CONSTANT])
+@pytest.mark.parametrize("name", [*SIX, *CONSTANT, *P2])
 def test_block_operators(name, dtype):
     """C_y, A_y, the local matrices and E, against NumPy in float64."""
     problem, arrays = case(name)
@@ -127,7 +128,9 @@ def test_block_operators(name, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", ["interval", "interval, LS", "interval, LS, mixed", "square", "square, mixed", "cube"])
+@pytest.mark.parametrize(
+    "name", ["interval", "interval, LS", "interval, LS, mixed", "square", "square, mixed", "square, P2", "cube"]
+)
 def test_congruent_forms_agree(name, dtype):
     """HᵀA_yH = DᵀC_yD, each against the matrix from quadrature."""
     problem, arrays = case(name)

@@ -124,7 +124,7 @@ def test_block_preconditioned_gradients_agree_with_lu(name, formulation):
         y = problem.parameters.sample(2, 0)
         solve = ReferenceSolver(problem, level, formulation, solver="cg")
         found = [solve(sample) for sample in y]
-        iterations.append(solve._krylov.ksp.getIterationNumber())
+        iterations.append(solve._system.solver.ksp.getIterationNumber())
         exact = solve_reference(problem, y, level, formulation, solver="lu", comm=MPI.COMM_SELF)
         for i, (fields, loss) in enumerate(found):
             assert loss == pytest.approx(exact.loss[i], rel=1e-8)
@@ -253,8 +253,9 @@ def test_petsc_options_win_and_are_not_left_behind():
     try:
         loose = ReferenceSolver(problem, 3)
         tight = ReferenceSolver(problem, 3, petsc_options={"ksp_rtol": 1e-9, "pc_type": "jacobi"})
-        assert (loose._krylov.ksp.getTolerances()[0], tight._krylov.ksp.getTolerances()[0]) == (1e-5, 1e-9)
-        assert tight._krylov.ksp.getPC().getType() == "jacobi"
+        by_default, by_argument = (made._system.solver.ksp for made in (loose, tight))
+        assert (by_default.getTolerances()[0], by_argument.getTolerances()[0]) == (1e-5, 1e-9)
+        assert by_argument.getPC().getType() == "jacobi"
         assert options.getReal("ksp_rtol") == 1e-5
         assert not options.hasName("pc_type")
     finally:
@@ -267,7 +268,7 @@ def test_petsc_options_that_are_read_late_work():
     options = {"pc_type": "gamg", "mg_levels_ksp_type": "richardson", "mg_levels_pc_type": "sor"}
     solve = ReferenceSolver(problem, 5, petsc_options=options)
     solve(np.ones(4))
-    smoother = solve._krylov.ksp.getPC().getMGSmoother(1)
+    smoother = solve._system.solver.ksp.getPC().getMGSmoother(1)
     assert smoother.getType() == "richardson"
     assert smoother.getPC().getType() == "sor"
 

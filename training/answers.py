@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fem_frames.frame.arrays import FrameArrays
-from fem_frames.frame.level_matrices import flux_field, nodal_places, nodal_states
+from fem_frames.frame.level_matrices import bubbles_of, flux_field, nodal_places, nodal_states
 from fem_frames.mesh.geometry import Floats
 from fem_frames.mesh.location import locate
 from fem_frames.problem.definition import Problem
@@ -48,10 +48,11 @@ def summary(surrogate: Surrogate, problem: Problem | None) -> str:
 
 
 def values_at(arrays: FrameArrays, fields: Mapping[str, Tensor], points: npt.ArrayLike) -> dict[str, Tensor]:
-    """Values of each field at points (n, d) from nodal values: (B, n) for P1, (B, n, d) for RT0."""
+    """Values of each field at points (n, d) from nodal values: (B, n) for P1 and P2, (B, n, d) for RT0."""
     cell, hats = locate(points, arrays.points, arrays.levels, nested=not arrays.curved)
     x = np.einsum("nl,nld->nd", hats, arrays.points[arrays.levels[-1].cells[cell]])
-    found = {}
+    completes = {bubbles.name: f.name for f in arrays.fields if (bubbles := bubbles_of(arrays, f)) is not None}
+    found: dict[str, Tensor] = {}
     for f in arrays.fields:
         values = fields[f.name]
         local = values[:, torch.as_tensor(nodal_places(arrays, f)[cell], device=values.device)]  # (B, n, L)
@@ -59,7 +60,11 @@ def values_at(arrays: FrameArrays, fields: Mapping[str, Tensor], points: npt.Arr
             found[f.name] = (local * torch.as_tensor(hats).to(values)).sum(-1)
             continue
         states = nodal_states(arrays, f, len(arrays.levels) - 1)[cell]  # (n, L, c)
-        basis = f.element.cell_values(f.element.shift(states, (x - arrays.centres[cell])[:, None]))  # (n, L, d)
+        states = f.element.shift(states, (x - arrays.centres[cell])[:, None])
+        if f.name in completes:
+            found[completes[f.name]] += torch.einsum("bnl,nl->bn", local, torch.as_tensor(states[..., 0]).to(values))
+            continue
+        basis = f.element.cell_values(states)  # (n, L, d)
         found[f.name] = torch.einsum("bnl,nld->bnd", local, torch.as_tensor(basis).to(values))
     return found
 

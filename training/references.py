@@ -45,9 +45,10 @@ def has_petsc() -> bool:
 
 def petsc_lacks(exact: Formulation) -> str | None:
     """What PETSc lacks to solve this formulation; None if it can."""
-    if not exact.has_forms():
+    equation = exact.problem.equation
+    if equation is None and not exact.has_forms():
         return f"the formulation {exact.name} has no forms"
-    if isinstance(exact.problem, RecordedProblem):
+    if isinstance(exact.problem, RecordedProblem) or (equation is not None and not equation.has_function):
         return "the problem was read with its surrogate or frame and has no mesh for it"
     return None if has_petsc() else "it is not installed"
 
@@ -152,7 +153,7 @@ class ByMultigrid(InTorch):
         if not has_multigrid(exact):
             names = " and ".join(field.name for field in exact.frame.arrays.fields)
             raise ValueError(
-                f"multigrid is for one scalar field with values at points, but {exact.name} has {names}: leave out "
+                f"multigrid is for fields with values at points, but {exact.name} has {names}: leave out "
                 + option("references", "multigrid")
             )
 
@@ -206,8 +207,10 @@ def chunk_size(exact: Formulation) -> int:
     """The number of samples that a solver in torch takes at a time."""
     arrays = exact.frame.arrays
     # Some six times the states of all cells and the coefficient at their points, as measured.
-    cells = len(arrays.volumes) * (state_size(arrays) + len(arrays.rule_weights))
-    return int(min(CHUNK, max(1, CHUNK_BYTES // (6 * 8 * (cells + arrays.frame_size)))))
+    numbers = 6 * (state_size(arrays) + len(arrays.rule_weights))
+    if len(arrays.fields) > 1 and has_multigrid(exact):  # local matrices of several fields are large, as measured
+        numbers += 4 * ((arrays.dimension + 1) * len(arrays.fields)) ** 2
+    return int(min(CHUNK, max(1, CHUNK_BYTES // (8 * (len(arrays.volumes) * numbers + 6 * arrays.frame_size)))))
 
 
 def check_reference(exact: Formulation, reference: ReferenceSolutions) -> None:

@@ -31,7 +31,8 @@ def add(subparsers: Any) -> None:
     parser.add_argument(
         "--solver",
         choices=("cg", "lu"),
-        help="default: cg for energy, lu for least squares, where cg is for triangles only",
+        help="default: cg for energy, lu for least squares, where cg is for triangles only; for equations lu, "
+        "and cg for quadratic energies of nodal fields in 3D",
     )
     parser.add_argument(
         "--distribute",

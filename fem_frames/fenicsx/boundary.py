@@ -16,6 +16,7 @@ from fem_frames.fenicsx.door import MPI
 from fem_frames.fenicsx.petsc import PETSc
 from fem_frames.frame.boundary import POINT_RULE, FacetIntegrals, FieldLift
 from fem_frames.frame.discretisation import Discretisation
+from fem_frames.frame.elements import Element
 from fem_frames.mesh.geometry import Floats, Ints
 from fem_frames.mesh.simplices import simplices
 from fem_frames.problem.definition import Problem
@@ -54,10 +55,10 @@ class BoundaryData:
         self._load = data.neumann_load
         self._boundary = data.boundary
         self._points = np.zeros((0, 0)) if data.boundary is None else data.points
-        self._shapes: list[tuple[list[tuple[int, Floats]], Ints]] = []
+        self._shapes: list[tuple[list[tuple[int, Floats]], Ints, Element]] = []
         for f in data.fields if data.boundary is not None else ():
             places = simplices(data.cells, f.element.degree)[0] if f.shapes else np.zeros((0, 1), np.int64)
-            self._shapes.append(([(shape.condition, shape.values[-1]) for shape in f.shapes], places))
+            self._shapes.append(([(shape.condition, shape.values[-1]) for shape in f.shapes], places, f.element))
 
     def of(self, problem: Problem) -> Any:
         """The map y (1, p) to `BoundaryValues`."""
@@ -67,8 +68,8 @@ class BoundaryData:
             return lambda y: fixed
         rule = (boundary.rule_points, boundary.rule_weights)
         lifts = [
-            FieldLift(lift, shapes, self._points[places], POINT_RULE if places.shape[1] == 1 else rule, problem)
-            for lift, (shapes, places) in zip(self._lifts, self._shapes, strict=True)
+            FieldLift(lift, shapes, self._points[places], element.data_rule(rule) if shapes else POINT_RULE, problem)
+            for lift, (shapes, places, element) in zip(self._lifts, self._shapes, strict=True)
         ]
         facets = FacetIntegrals(self._points, boundary.facets[-1], boundary.conditions[-1], rule, problem)
 

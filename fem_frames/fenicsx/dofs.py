@@ -14,12 +14,35 @@ from fem_frames.mesh.simplices import facet_vectors, find
 
 
 def node_dofs(V: fem.FunctionSpace, whole: fem.FunctionSpace) -> tuple[Ints, Ints]:
-    """Owned dofs of a P1 (sub)space in the local numbering of `whole`, and the input node of each."""
+    """Owned dofs of a P1 or P2 (sub)space at points, in the local numbering of `whole`, and the input node of each."""
     index_map = whole.dofmap.index_map
     node = np.full(index_map.size_local + index_map.num_ghosts, -1, np.int64)
-    node[door.dofs(V)] = door.nodes(V.mesh)
+    node[_dofs_of_parts(V, 0)] = door.nodes(V.mesh)
     owned = np.flatnonzero(node[: index_map.size_local] >= 0)
     return owned, door.input_nodes(V.mesh)[node[owned]]
+
+
+def edge_dofs(V: fem.FunctionSpace, whole: fem.FunctionSpace, edges: Ints) -> tuple[Ints, Ints]:
+    """Owned dofs of a P2 (sub)space at midpoints of edges, in the local numbering of `whole`, and the row of `edges`.
+
+    `edges` (E, 2) has the input nodes of all edges.
+    """
+    index_map, d = whole.dofmap.index_map, V.mesh.topology.dim
+    place = np.full(index_map.size_local + index_map.num_ghosts, -1, np.int64)
+    table = door.input_nodes(V.mesh)[door.nodes(V.mesh)][:, door.entities(d, 1)]  # (K, L, 2)
+    place[_dofs_of_parts(V, 1)] = find(table.reshape(-1, 2), edges).reshape(table.shape[:2])
+    owned = np.flatnonzero(place[: index_map.size_local] >= 0)
+    return owned, place[owned]
+
+
+def bubbles_from_middles(u: Floats, middles: Floats, edges: Ints) -> Floats:
+    """(…, E) coefficients of edge bubbles of a P2 function from its values (…, N) at points and (…, E) at midpoints."""
+    return np.asarray(middles - u[..., edges].mean(axis=-1))
+
+
+def middles_from_bubbles(u: Floats, bubbles: Floats, edges: Ints) -> Floats:
+    """(…, E) values of a P2 function at midpoints of edges from its values (…, N) at points and its edge bubbles."""
+    return np.asarray(bubbles + u[..., edges].mean(axis=-1))
 
 
 def facet_dofs(V: fem.FunctionSpace, whole: fem.FunctionSpace, facets: Ints) -> tuple[Ints, Ints, Floats]:
@@ -53,3 +76,9 @@ def global_node_dofs(V: fem.FunctionSpace, whole: fem.FunctionSpace, wanted: Int
     here = node < len(of_node)
     of_node[node[here]] = whole.dofmap.index_map.local_to_global(local[here].astype(np.int32))
     return of_node[wanted]
+
+
+def _dofs_of_parts(V: fem.FunctionSpace, k: int) -> Ints:
+    """(K, C) local dofs of the k-dimensional parts of each cell, one for each part, in the order of `door.entities`."""
+    layout, count = V.dofmap.dof_layout, len(door.entities(V.mesh.topology.dim, k))
+    return np.asarray(door.dofs(V)[:, [layout.entity_dofs(k, i)[0] for i in range(count)]])

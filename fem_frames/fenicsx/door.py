@@ -43,7 +43,6 @@ except ModuleNotFoundError as error:
 from fem_frames.files import one_line
 from fem_frames.mesh.coarse import Grid, MeshArrays
 from fem_frames.mesh.geometry import Floats, Ints, orient
-from fem_frames.mesh.simplices import facet_vectors, simplices
 
 # DOLFINx makes libraries that are loaded later share their symbols. The kernels of torch.compile all have the same
 # name and would overwrite each other's memory.
@@ -193,19 +192,21 @@ def arrays_of(mesh: dmesh.Mesh, cell_tags: Any = None, facet_tags: Any = None) -
 
 def _tagged_facets(mesh: dmesh.Mesh, tags: Any) -> tuple[Ints, npt.NDArray]:
     """Rows of coordinates(mesh) of the tagged facets of cells on this rank, and their tags."""
+    facets, indices = facet_nodes(mesh), np.asarray(tags.indices)
+    own = np.flatnonzero(indices < len(facets))
+    own = own[(facets[indices[own]] >= 0).all(axis=1)]
+    return facets[indices[own]], np.asarray(tags.values)[own]
+
+
+def facet_nodes(mesh: dmesh.Mesh) -> Ints:
+    """(facets, d) rows of coordinates(mesh) of the facets that this rank owns, -1 outside its cells. Collective."""
     topology, d = mesh.topology, mesh.topology.dim
-    topology.create_connectivity(d - 1, d)
-    topology.create_connectivity(d - 1, 0)
-    topology.create_connectivity(d, 0)
+    for pair in ((d - 1, d), (d, d - 1), (d - 1, 0), (d, 0)):
+        topology.create_connectivity(*pair)
     node_of_vertex = np.full(topology.index_map(0).size_local + topology.index_map(0).num_ghosts, -1, np.int64)
-    cell_vertices = topology.connectivity(d, 0)
-    for cell, row in enumerate(nodes(mesh)):
-        node_of_vertex[cell_vertices.links(cell)] = row
-    to_vertices = topology.connectivity(d - 1, 0)
-    facets = [node_of_vertex[to_vertices.links(f)] for f in tags.indices]
+    node_of_vertex[_table(topology.connectivity(d, 0), d + 1, mesh)] = nodes(mesh)
     # Two ranks know a facet between them; only its owner counts it.
-    keep = [i for i, f in enumerate(tags.indices) if f < topology.index_map(d - 1).size_local and facets[i].min() >= 0]
-    return np.array([facets[i] for i in keep], np.int64).reshape(-1, d), np.asarray(tags.values)[keep]
+    return node_of_vertex[topology.connectivity(d - 1, 0).array.reshape(-1, d)[: topology.index_map(d - 1).size_local]]
 
 
 def is_mesh(candidate: Any) -> bool:
@@ -246,14 +247,20 @@ def input_nodes(mesh: dmesh.Mesh) -> Ints:
     return np.asarray(mesh.geometry.input_global_indices, np.int64)
 
 
+def make_tags(mesh: dmesh.Mesh, dimension: int, entities: Ints, values: Ints) -> Any:
+    """Tags for measures of forms: of cells of this rank, or of facets by their rows in facet_nodes(mesh), ascending."""
+    return dmesh.meshtags(mesh, dimension, entities.astype(np.int32), values.astype(np.int32))
+
+
 # ---- spaces ---------------------------------------------------------------------------------------------
 
 
 @_compiling
-def space(mesh: dmesh.Mesh, *families: str) -> fem.FunctionSpace:
-    """Lowest-order space of a family, such as "P", or the mixed space of several families."""
+def space(mesh: dmesh.Mesh, *families: str | tuple[str, int]) -> fem.FunctionSpace:
+    """Space of a family, such as "P", or ("P", 2) for another degree than 1; or the mixed space of several families."""
     make, cell = (ufl.FiniteElement, mesh.ufl_cell()) if _OLD else (basix.ufl.element, _NAMES[mesh.topology.dim])
-    elements = [make(family, cell, 1) for family in families]
+    pairs = [(family, 1) if isinstance(family, str) else family for family in families]
+    elements = [make(family, cell, degree) for family, degree in pairs]
     if len(elements) > 1:
         elements = [ufl.MixedElement(*elements) if _OLD else basix.ufl.mixed_element(elements)]
     return (fem.FunctionSpace if _OLD else fem.functionspace)(mesh, elements[0])
@@ -312,9 +319,14 @@ def lowered(form: Any) -> Any:
 # ---- the reference cell ---------------------------------------------------------------------------------
 
 
+def reference_cell(d: int) -> Any:
+    """The interval, the triangle or the tetrahedron of basix."""
+    return getattr(basix.CellType, str(_NAMES[d]))
+
+
 def quadrature(d: int, degree: int) -> tuple[Floats, Floats]:
     """Points (Q, d) and weights (Q,) on the reference simplex: DOLFINx's own scheme."""
-    points, weights = basix.make_quadrature(getattr(basix.CellType, str(_NAMES[d])), degree)
+    points, weights = basix.make_quadrature(reference_cell(d), degree)
     return np.asarray(points).reshape(-1, d), np.asarray(weights)
 
 
@@ -324,32 +336,9 @@ def barycentric_quadrature(d: int, degree: int) -> tuple[Floats, Floats]:
     return np.concatenate([1 - points.sum(axis=1, keepdims=True), points], axis=1), weights / weights.sum()
 
 
-def tabulate(d: int, points: Floats) -> tuple[Floats, Floats]:
-    """P1 on the reference simplex: values (n, d+1) and derivatives (n, d+1, d) at points (n, d)."""
-    cell, variant = getattr(basix.CellType, str(_NAMES[d])), basix.LagrangeVariant.gll_warped
-    table = basix.create_element(basix.ElementFamily.P, cell, 1, variant).tabulate(1, points)
-    table = np.asarray(table).reshape(d + 1, len(points), d + 1)
-    return table[0], np.moveaxis(table[1:], 0, -1)
-
-
-def tabulate_facets(d: int, points: Floats) -> tuple[Floats, Floats]:
-    """RT0 on the reference simplex with flux 1 through each facet: values (n, d+1, d) and divergences (n, d+1).
-
-    Facets have the order and orientation of `mesh.simplices`; P1 for d = 1.
-    """
-    if d == 1:
-        values, derivatives = tabulate(1, points)
-        return values[..., None], derivatives[..., 0]
-    cell, variant = getattr(basix.CellType, str(_NAMES[d])), basix.LagrangeVariant.legendre
-    element = basix.create_element(basix.ElementFamily.RT, cell, 1, variant)
-    corners, facets = np.concatenate([np.zeros((1, d)), np.eye(d)]), simplices(np.arange(d + 1)[None], d - 1)[0]
-    both = np.concatenate([points, corners[facets].mean(axis=1)])
-    # basix numbers facets by the opposite corner, which is the reverse order.
-    table = np.asarray(element.tabulate(1, both)).reshape(d + 1, len(both), d + 1, d)[:, :, ::-1]
-    middle = table[0, len(points) :]  # (d+1, d+1, d) functions at the midpoint of each facet
-    flux = np.einsum("ffi,fi->f", middle, facet_vectors(corners, facets))
-    table = table[:, : len(points)] / flux[:, None]
-    return table[0], np.einsum("inci->nc", table[1:])
+def entities(d: int, k: int) -> Ints:
+    """(C, k+1) corners of the k-dimensional parts of the reference simplex, in the order of DOLFINx."""
+    return np.array(basix.topology(reference_cell(d))[k], np.int64)
 
 
 # ---- forms and output -----------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ B samples, N points of the finest mesh, K cells of this rank, Q quadrature point
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,30 +14,19 @@ import numpy.typing as npt
 
 from fem_frames.fenicsx import door, petsc
 from fem_frames.fenicsx.boundary import BoundaryData
-from fem_frames.fenicsx.dofs import facet_dofs, global_node_dofs, node_dofs
-from fem_frames.fenicsx.door import MPI, fem, ufl
+from fem_frames.fenicsx.door import MPI
+from fem_frames.fenicsx.equation_system import EquationSystem, Integrals, MeshGroups, check_equation
+from fem_frames.fenicsx.field_space import FieldSpace, NodalField
+from fem_frames.fenicsx.formulation_system import FormulationSystem
 from fem_frames.fenicsx.parallel import on_root, together, together_in_steps
-from fem_frames.fenicsx.petsc import PETSc
 from fem_frames.fenicsx.refinement import coarse_mesh, refine
-from fem_frames.fenicsx.solvers import FluxBlock, KrylovSolver, choose_solver
-from fem_frames.formulations.registry import formulation_for
+from fem_frames.fenicsx.solvers import choose_solver
 from fem_frames.frame.arrays import FrameArrays
 from fem_frames.frame.discretisation import Discretisation
-from fem_frames.frame.elements import P1, RT0, Element
 from fem_frames.frame.solutions import ReferenceSolutions
 from fem_frames.mesh.geometry import Floats, Ints
-from fem_frames.mesh.simplices import facet_vectors, simplices
+from fem_frames.mesh.simplices import simplices
 from fem_frames.problem.definition import Problem
-
-
-@dataclass(frozen=True, eq=False)
-class _Field:
-    """The nodal values of a field on the finest mesh."""
-
-    name: str
-    element: Element
-    simplices: Ints  # (n, k+1) points of the simplices that carry them
-    fixed: npt.NDArray[np.bool_]  # (n,) where nodal values are given
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,18 +34,21 @@ class _Shared:
     """The data of the discrete problem that rank 0 sends to all ranks, beside their parts of the mesh."""
 
     regions: Ints  # (cells of all ranks,)
-    fields: tuple[_Field, ...]
+    fields: tuple[NodalField, ...]
     points: int  # N
     boundary: BoundaryData
     length: float
+    groups: MeshGroups | None
+    """None for problems without an equation of their own."""
 
     @classmethod
-    def of(cls, data: Discretisation | None) -> _Shared:
+    def of(cls, data: Discretisation | None, problem: Problem) -> _Shared:
         assert data is not None  # on rank 0
         fields = tuple(
-            _Field(f.name, f.element, simplices(data.cells, f.element.degree)[0], f.fixed[-1]) for f in data.fields
+            NodalField(f.name, f.element, simplices(data.cells, f.element.degree)[0], f.fixed[-1]) for f in data.fields
         )
-        return cls(data.regions, fields, len(data.points), BoundaryData(data), data.length)
+        groups = None if problem.equation is None else MeshGroups.of(data)
+        return cls(data.regions, fields, len(data.points), BoundaryData(data), data.length, groups)
 
 
 class ReferenceSolver:
@@ -78,11 +69,12 @@ class ReferenceSolver:
         petsc_options: Mapping[str, Any] | None = None,
         comm: MPI.Comm = MPI.COMM_WORLD,
     ) -> None:
-        choose_solver(formulation, solver)
+        check_equation(problem)
+        choose_solver(formulation, solver, problem=problem)
         levels = problem.check_levels(levels)
         coarse = coarse_mesh(problem.mesh)  # on all ranks: the mesh may be distributed
         problem = problem.with_tags(coarse.region_names)
-        solver = choose_solver(formulation, solver, coarse.dimension)
+        solver = choose_solver(formulation, solver, coarse.dimension, problem)
 
         def discretise() -> Discretisation | None:
             if comm.rank:
@@ -104,7 +96,8 @@ class ReferenceSolver:
     ) -> ReferenceSolver:
         """The solver on the finest mesh of a frame, without refining the mesh again."""
         made = cls.__new__(cls)
-        solver = choose_solver(arrays.formulation, solver, arrays.dimension)
+        check_equation(problem)
+        solver = choose_solver(arrays.formulation, solver, arrays.dimension, problem)
         data = Discretisation.from_frame(arrays)
         made._set_up(arrays.with_tags(problem), arrays.formulation, data, solver, petsc_options or {}, comm)
         return made
@@ -120,131 +113,43 @@ class ReferenceSolver:
     ) -> None:
         """Sets up mesh, forms and solver; only rank 0 needs `data`."""
         self.problem, self.formulation, self.comm = problem, formulation, comm
-        self._data = on_root(comm, lambda: _Shared.of(data))
-        self._set_up_mesh(data)
-        self._set_up_forms()
-        self._set_up_boundary()
-        block = self._flux_block() if solver == "cg" else None
-        self._krylov = KrylovSolver(comm, solver, petsc_options, block)
-        self._matrix: PETSc.Mat | None = None
-
-    def _set_up_mesh(self, data: Discretisation | None) -> None:
-        problem, comm = self.problem, self.comm
+        shared = on_root(comm, lambda: _Shared.of(data, problem))
         points, cells = np.zeros((0, 1)), np.zeros((0, 2), np.int64)
         if data is not None:
             points, cells = data.points, data.cells
-        self.mesh = door.create(points, cells, comm)
-        hats, _ = door.barycentric_quadrature(self.mesh.topology.dim, problem.quadrature_degree)
-        corners = door.coordinates(self.mesh)[door.nodes(self.mesh)]
-        at = np.einsum("qn,knd->kqd", hats, corners)  # (K, Q, d)
-        regions = self._data.regions[door.input_cells(self.mesh)]
-        self._points, self._tables = at, together(comm, lambda: problem.tabulate(at, regions))
+        mesh = self.mesh = door.create(points, cells, comm)
+        space = self._space = FieldSpace(mesh, shared.fields, shared.points, comm)
+        boundary = together(comm, lambda: shared.boundary.of(problem))
+        self._system: FormulationSystem | EquationSystem
+        if shared.groups is None:
+            regions = shared.regions[door.input_cells(mesh)]
+            given = regions, boundary, shared.length, solver, petsc_options
+            self._system = FormulationSystem(space, problem, formulation, *given)
+        else:
+            integrals = Integrals(mesh, shared.groups, problem.quadrature_degree)
+            self._system = EquationSystem(space, problem, integrals, boundary, solver, petsc_options)
 
-    def _set_up_forms(self) -> None:
-        mesh, degree = self.mesh, self.problem.quadrature_degree
-        at_points = door.quadrature_space(mesh, degree)
-        self._point_dofs = door.dofs(at_points)
-        self._a, self._f = fem.Function(at_points), fem.Function(at_points)
-        fields = self._data.fields
-        V = self.space = door.space(mesh, *(f.element.dolfinx_family for f in fields))
-        self.solution = fem.Function(V)
-        dx = ufl.Measure("dx", domain=mesh, metadata={"quadrature_degree": degree})
-        self._y = door.constant(mesh, np.zeros(self.problem.parameters.dimension))
-        forms = formulation_for(self.formulation, self.problem).forms
-        scaled = {"length": self._data.length} if "length" in inspect.signature(forms).parameters else {}
-        made = forms(V, self.solution, self._a, self._f, self._y, dx, **scaled)
-        parts = [V] if len(fields) == 1 else [V.sub(i) for i in range(len(fields))]
-        self._bilinear, self._linear, self._functional = (door.compile_form(form) for form in made)
-        self._dofs = [_nodal_dofs(f, part, V) for f, part in zip(fields, parts, strict=True)]
-
-    def _set_up_boundary(self) -> None:
-        self._boundary = together(self.comm, lambda: self._data.boundary.of(self.problem))
-        self._node_dofs = np.zeros(0, np.int64)  # (N,) global dofs of the first field, for Robin conditions
-        if any(condition.kind == "robin" for condition in self.problem.conditions):
-            self._node_dofs = np.zeros(self._data.points, np.int64)
-            owned, node, _ = self._dofs[0]
-            for part, nodes in self.comm.allgather((self.space.dofmap.index_map.local_range[0] + owned, node)):
-                self._node_dofs[nodes] = part
+    @property
+    def solution(self) -> Any:
+        """The DOLFINx function that `solve` writes to."""
+        return self._space.solution
 
     def __call__(self, y: npt.ArrayLike) -> tuple[dict[str, Floats], float]:
         """Nodal values (N,) of every field and the loss for one y (p,), on every rank. Collective."""
         self.solve(y)
         fields = self.gathered()
-        # The load of Neumann and Robin data acts on the first field.
-        return fields, door.integral(self._functional, self.comm) + self._given.energy(next(iter(fields.values())))
+        return fields, self._system.loss(fields)
 
     def solve(self, y: npt.ArrayLike) -> None:
         """Solves for one y (p,) into `solution`, without gathering it. Collective."""
         checked = self.problem.check_parameters(y)
         if len(checked) != 1:
             raise ValueError(f"one y is expected, not {len(checked)}; solve_reference takes a batch")
-        self._set_data(checked)
-        self._solve()
+        self._system.solve(checked)
 
     def gathered(self) -> dict[str, Floats]:
         """Nodal values (N,) of every field of `solution`, on every rank. Collective."""
-        return {f.name: self._gather(f, dofs) for f, dofs in zip(self._data.fields, self._dofs, strict=True)}
-
-    def _set_data(self, y: Floats) -> None:
-        a, f, self._given = together(
-            self.comm,
-            lambda: (
-                self.problem.coefficient_values(self._tables, y, self._points)[0],
-                self.problem.source_values(y, self._points)[0],
-                self._boundary(y),
-            ),
-        )
-        self._y.value[:] = y[0]
-        self._a.x.array[self._point_dofs] = a
-        self._f.x.array[self._point_dofs] = f
-
-    def _solve(self) -> None:
-        A = self._matrix = petsc.assemble_matrix(self._bilinear, into=self._matrix)
-        b = petsc.assemble_vector(self._linear)
-        x = A.createVecRight()
-        first = self.space.dofmap.index_map.local_range[0]
-        rows = []
-        for f, lift, (owned, place, factor) in zip(self._data.fields, self._given.lifts, self._dofs, strict=True):
-            given = f.fixed[place]
-            x.array[owned[given]] = (factor * lift[place])[given]
-            rows.append(first + owned[given])
-        owned, node, _ = self._dofs[0]
-        b.array[owned] += self._given.load[node]
-        self._given.add_to(A, self._node_dofs, self.comm)
-        A.zeroRowsColumns(np.concatenate(rows).astype(PETSc.IntType), 1.0, x, b)
-        self._krylov(A, b, x)
-        self.solution.x.array[: len(x.array_r)] = x.array_r
-        self.solution.x.scatter_forward()
-        for vector in (b, x):
-            vector.destroy()
-
-    def _flux_block(self) -> FluxBlock | None:
-        """The data for AMS if the fields are in P1 and RT0; None otherwise."""
-        if [type(f.element) for f in self._data.fields] != [P1, RT0]:
-            return None
-        (nodes, _, _), (owned, place, factor) = self._dofs
-        ends = self._data.fields[1].simplices[place]  # (n, 2)
-        x = np.zeros((self._data.points, 2))
-        x[door.input_nodes(self.mesh)] = door.coordinates(self.mesh)
-        columns = global_node_dofs(self.space.sub(0), self.space, ends.ravel())
-        weights = (factor[:, None] * np.array([-1.0, 1.0])).ravel()
-        constants = factor[:, None] * facet_vectors(x, ends)
-        return FluxBlock((nodes, owned), (np.repeat(owned, 2), columns, weights), constants)
-
-    def _gather(self, field: _Field, dofs: tuple[Ints, Ints, Floats]) -> Floats:
-        owned, place, factor = dofs
-        values = np.zeros(len(field.fixed))
-        for part, places in self.comm.allgather((self.solution.x.array[owned] / factor, place)):
-            values[places] = part
-        return values
-
-
-def _nodal_dofs(field: _Field, part: Any, whole: Any) -> tuple[Ints, Ints, Floats]:
-    """Owned dofs, the nodal value of each, and factors: a dof is its nodal value times its factor."""
-    if field.element.degree:
-        return facet_dofs(part, whole, field.simplices)
-    owned, node = node_dofs(part, whole)
-    return owned, node, np.ones(len(owned))
+        return self._space.gathered()
 
 
 def solve_reference(

@@ -1,8 +1,8 @@
-"""PETSc's linear solvers with defaults for (E) and (LS), each with its own options.
+"""PETSc's linear solvers with defaults for (E), (LS) and equations, each with its own options.
 
 (E) uses conjugate gradients with algebraic multigrid. (LS) uses LU, or conjugate gradients with one preconditioner for
 u and one for the flux. On triangles H(div) is H(curl) turned by a right angle, so hypre's AMS applies; like the frame,
-it takes the curls of hats into account.
+it takes the curls of hats into account. Equations use LU; energies of nodal fields may use conjugate gradients.
 
 K cells of this rank, d dimension.
 """
@@ -10,6 +10,7 @@ K cells of this rank, d dimension.
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,8 @@ from fem_frames.fenicsx.petsc import PETSc
 from fem_frames.formulations.registry import formulation_class
 from fem_frames.mesh.geometry import Floats, Ints
 from fem_frames.messages import option
+from fem_frames.problem.definition import Problem
+from fem_frames.problem.densities import ENERGY, Density
 
 _solver_numbers = itertools.count()
 POINTS, FACETS = "u", "sigma"  # names of the two blocks in PETSc's options
@@ -39,9 +42,16 @@ SOLVERS: dict[str, dict[str, Any]] = {
 }
 
 
-def choose_solver(formulation: str, solver: str | None, dimension: int | None = None) -> str:
-    """The given solver, or the formulation's default; raises a ValueError if the formulation does not support it."""
+def choose_solver(
+    formulation: str, solver: str | None, dimension: int | None = None, problem: Problem | None = None
+) -> str:
+    """The given solver, or the formulation's default; raises a ValueError if the formulation does not support it.
+
+    Where the problem has an equation of its own, this one decides.
+    """
     kind = formulation_class(formulation)
+    if problem is not None and problem.equation is not None:
+        return _solver_of_equation(problem.density(), solver)
     if solver is None:
         return kind.reference_solvers(dimension or 1)[0]
     if solver not in SOLVERS:
@@ -55,6 +65,23 @@ def choose_solver(formulation: str, solver: str | None, dimension: int | None = 
     return solver
 
 
+def _solver_of_equation(density: Density, solver: str | None) -> str:
+    nodal = density.kind == ENERGY and not any(part.element == "RT0" for part in density.parts)
+    offered = ["lu", "cg"] if nodal else ["lu"]
+    if solver is not None and solver not in SOLVERS:
+        raise ValueError(f"solver is {solver!r}; choose from {', '.join(SOLVERS)}")
+    if solver is not None and solver not in offered:
+        why = "a field in RT0" if density.kind == ENERGY else "a weak form, which need not be symmetric"
+        raise ValueError(
+            f"the equation has {why}, for which there is no multigrid with conjugate gradients; use "
+            + option("solver", "lu")
+        )
+    if solver is not None:
+        return solver
+    # LU suits all coefficients, but in 3D it needs far more memory than multigrid.
+    return "cg" if nodal and density.is_linear and density.dimension == 3 else "lu"
+
+
 @dataclass(frozen=True, eq=False)
 class FluxBlock:
     """The dofs that this rank owns, as a preconditioner for (u, σ) needs them."""
@@ -64,39 +91,32 @@ class FluxBlock:
     constants: Floats  # (σ dofs, d) the dofs of constant fields
 
 
-class KrylovSolver:
-    """A KSP with the defaults of this module; PETSc's command line overrides them, and `given` overrides both.
+class PetscSolver(ABC):
+    """A solver of PETSc with defaults; PETSc's command line overrides them, and `given` overrides both.
 
     The options get a prefix of this solver alone: PETSc reads some of them late, and other solvers must not see them.
     """
 
-    def __init__(self, comm: MPI.Comm, solver: str, given: Mapping[str, Any], block: FluxBlock | None = None) -> None:
-        defaults = dict(SOLVERS[solver])
-        if solver == "cg" and block is None:
-            defaults["pc_type"] = "hypre" if _has_hypre(comm) else "gamg"
-        elif solver == "cg":
-            if not _has_hypre(comm):
-                raise ValueError("this PETSc has no hypre, whose AMS the flux needs; use " + option("solver", "lu"))
-            defaults |= _BLOCKS
+    def __init__(self, comm: MPI.Comm, defaults: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         shared = {key: v for key, v in PETSc.Options().getAll().items() if not key.startswith("fem_frames_")}
         self._comm, self._settings = comm, {**defaults, **shared, **given}
-        self._block = block if solver == "cg" else None
-        self._curls: PETSc.Mat | None = None
         try:
-            self._make()
+            self._set_options()
         except PETSc.Error as error:
             self._forget_options()
             why = " ".join(str(error).split())
             raise ValueError(f"PETSc refuses the options {dict(given) or shared}: {why}") from error
 
-    def _make(self) -> None:
+    @abstractmethod
+    def _make(self, prefix: str) -> PETSc.KSP:
+        """Makes the solver with this prefix of options; returns its linear solver."""
+
+    def _set_options(self) -> None:
         prefix = f"fem_frames_{next(_solver_numbers)}_"
         self._options = {prefix + key: value for key, value in self._settings.items()}
         for key, value in self._options.items():
             PETSc.Options()[key] = value
-        self.ksp = PETSc.KSP().create(self._comm)
-        self.ksp.setOptionsPrefix(prefix)
-        self.ksp.setFromOptions()
+        self.ksp = self._make(prefix)
 
     def _forget_options(self) -> None:
         """Removes the options from PETSc's database, which would report unused ones at exit."""
@@ -104,27 +124,54 @@ class KrylovSolver:
             PETSc.Options().delValue(key)
         self._options = {}
 
+
+def multigrid_defaults(comm: MPI.Comm, solver: str, has_vectors: bool = False) -> dict[str, Any]:
+    """The defaults of a solver for nodal fields; those of vector fields have a near null space, which hypre ignores."""
+    defaults = dict(SOLVERS[solver])
+    if solver == "cg":
+        defaults["pc_type"] = "hypre" if _has_hypre(comm) and not has_vectors else "gamg"
+    return defaults
+
+
+class KrylovSolver(PetscSolver):
+    """A KSP for one matrix after the other."""
+
+    def __init__(
+        self,
+        comm: MPI.Comm,
+        solver: str,
+        given: Mapping[str, Any],
+        block: FluxBlock | None = None,
+        has_vectors: bool = False,
+    ) -> None:
+        defaults = multigrid_defaults(comm, solver, has_vectors)
+        self._block = block if solver == "cg" else None
+        self._curls: PETSc.Mat | None = None
+        if self._block is not None:
+            if not _has_hypre(comm):
+                raise ValueError("this PETSc has no hypre, whose AMS the flux needs; use " + option("solver", "lu"))
+            defaults |= _BLOCKS
+        super().__init__(comm, defaults, given)
+
+    def _make(self, prefix: str) -> PETSc.KSP:
+        ksp = PETSc.KSP().create(self._comm)
+        ksp.setOptionsPrefix(prefix)
+        ksp.setFromOptions()
+        return ksp
+
     def __call__(self, A: PETSc.Mat, b: PETSc.Vec, x: PETSc.Vec) -> None:
         """Solves A x = b; raises a RuntimeError if the solver does not converge."""
         if self._block is not None and not self._options:  # a second call: AMS keeps parts of its first matrix
             self.ksp.destroy()
-            self._make()
+            self._set_options()
         self.ksp.setOperators(A)
         if self._block is not None:
             self._set_up_blocks(A, self._block)
         self.ksp.solve(b, x)
         self._forget_options()  # the first solve has read all late options
-        reason = self.ksp.getConvergedReason()
-        if reason < 0 and self.ksp.getPC().getType() == "lu":
-            raise RuntimeError(
-                f"PETSc's LU failed: {_reason_name(reason)}; the matrix is singular or badly scaled: is the "
-                "coefficient or the domain extremely large or small?"
-            )
-        if reason < 0:
-            raise RuntimeError(
-                f"PETSc did not converge in {self.ksp.getIterationNumber()} iterations: {_reason_name(reason)}; "
-                f"try {option('solver', 'lu')}, more iterations (-ksp_max_it) or a larger tolerance (-ksp_rtol)"
-            )
+        failure = krylov_failure(self.ksp)
+        if failure:
+            raise RuntimeError(failure)
 
     def _set_up_blocks(self, A: PETSc.Mat, block: FluxBlock) -> None:
         pc = self.ksp.getPC()
@@ -180,8 +227,25 @@ def _has_hypre(comm: MPI.Comm) -> bool:
     return True
 
 
-def _reason_name(reason: int) -> str:
-    names = PETSc.KSP.ConvergedReason
+def krylov_failure(ksp: PETSc.KSP) -> str:
+    """Why a KSP has not converged, and what to do; empty if it has."""
+    reason = ksp.getConvergedReason()
+    if reason >= 0:
+        return ""
+    name = reason_name(PETSc.KSP.ConvergedReason, reason)
+    if ksp.getPC().getType() == "lu":
+        return (
+            f"PETSc's LU failed: {name}; the matrix is singular or badly scaled: is the coefficient or the domain "
+            "extremely large or small?"
+        )
+    return (
+        f"PETSc did not converge in {ksp.getIterationNumber()} iterations: {name}; try {option('solver', 'lu')}, more "
+        "iterations (-ksp_max_it) or a larger tolerance (-ksp_rtol)"
+    )
+
+
+def reason_name(names: Any, reason: int) -> str:
+    """DIVERGED_LINE_SEARCH and the like, from the numbers of PETSc."""
     return next(
         (name for name in dir(names) if name.startswith("DIVERGED") and getattr(names, name) == reason), str(reason)
     )

@@ -35,6 +35,8 @@ from fem_frames.mesh.geometry import Floats
 from fem_frames.mesh.hierarchy import MeshHierarchy
 from fem_frames.messages import option
 from fem_frames.problem.definition import Problem, whole_number
+from fem_frames.problem.densities import Density
+from fem_frames.problem.program_values import evaluated
 
 SAMPLE_LIMIT = 10**7
 OUR_FILES = ("plan.json", "shard-*.npz", ".*.part", "lock")  # in the folder of shards
@@ -61,7 +63,7 @@ class Sweep:
             raise ValueError(f"samples is {self.samples}; one sweep takes at most {SAMPLE_LIMIT}")
         mesh = self.problem.mesh  # the dimension of other meshes is known only after reading them
         dimension = mesh.box.shape[1] if isinstance(mesh, Grid | MeshArrays) else None
-        object.__setattr__(self, "solver", choose_solver(self.formulation, self.solver, dimension))
+        object.__setattr__(self, "solver", choose_solver(self.formulation, self.solver, dimension, self.problem))
 
     def plan(self) -> dict[str, Any]:
         """Everything that determines the numbers, as JSON: a run continues only with an equal plan."""
@@ -168,7 +170,7 @@ def _solve_missing(
 
 
 def problem_digest(problem: Problem, levels: int, formulation: str) -> str:
-    """A short hash of mesh, coefficient, source and boundary data, which distinguishes problems of equal name.
+    """A short hash of mesh, coefficient, source or equation, and boundary data: problems of equal name differ in it.
 
     Functions have no other identity than their values, so it hashes rounded values on the finest mesh for three y.
     """
@@ -176,11 +178,14 @@ def problem_digest(problem: Problem, levels: int, formulation: str) -> str:
     problem = problem.with_tags(hierarchy.region_names)
     y, x, regions = problem.parameters.sample(3, 0), hierarchy.centres()[:, None], hierarchy.regions(problem)
     data = Discretisation.from_hierarchy(hierarchy, problem, formulation)
+    if problem.equation is None:
+        inside = [problem.coefficient_values(problem.tabulate(x, regions), y, x), problem.source_values(y, x)]
+    else:
+        inside = _density_values(problem.density(), x[:, 0], y)
     values = [
         hierarchy.points,
         hierarchy.levels[0].cells,
-        problem.coefficient_values(problem.tabulate(x, regions), y, x),
-        problem.source_values(y, x),
+        *inside,
         *(f.fixed[-1] for f in data.fields),
         *(f.lift[-1] for f in data.fields),
         data.neumann_load,
@@ -189,12 +194,29 @@ def problem_digest(problem: Problem, levels: int, formulation: str) -> str:
         *_boundary_values(data, problem, y),
     ]
     digest = hashlib.sha256()
+    if problem.equation is not None:
+        kinds = [(integral.kind, integral.groups) for integral in problem.density().integrals]
+        digest.update(f"{problem.density().kind} {kinds}".encode())
     for value in values:
         array = np.asarray(value, np.float64)
         size = np.abs(array).max(initial=0.0)
         digest.update(f"{array.shape} {size:.6e}".encode())
         digest.update((np.round(array / (size or 1.0), 9) + 0.0).tobytes())
     return digest.hexdigest()[:16]
+
+
+def _density_values(density: Density, x: Floats, y: Floats) -> list[Floats]:
+    """(B, K) or smaller values of all integrands at points x (K, d) for y (B, p), for states that vary with x."""
+
+    def read(given: tuple[str, int]) -> Floats:
+        letter, i = given
+        if letter == "y":
+            return y[:, i, None]
+        # Positive numbers that differ between the entries; sizes of cells and normals need not be right either.
+        return x[:, i] if letter == "x" else 1.5 + np.sin(x.sum(axis=1) + i + 10 * "shnv".index(letter))
+
+    with np.errstate(all="ignore"):
+        return [np.nan_to_num(evaluated(i.program, read, x)[0]) for i in density.integrals]
 
 
 def _boundary_values(data: Discretisation, problem: Problem, y: Floats) -> list[Floats]:

@@ -16,7 +16,7 @@ from fem_frames.fenicsx import door
 from fem_frames.fenicsx.door import ufl
 from fem_frames.fenicsx.form_scalars import ONE_CELL, Scalars
 from fem_frames.problem.callbacks import calling, is_ours
-from fem_frames.problem.densities import CELLS, ENERGY, FACETS, RESIDUAL, Density, Group, Integral, Part, check_programs
+from fem_frames.problem.densities import CELLS, ENERGY, FACETS, RESIDUAL, Density, Group, Integral, check_programs
 from fem_frames.problem.equation import Equation
 from fem_frames.problem.programs import NoProgramError, Value
 

@@ -21,6 +21,7 @@ _BUILT_IN: Registry[type[Formulation]] = Registry(
         "energy": "fem_frames.formulations.energy.Energy",
         "least-squares": "fem_frames.formulations.least_squares.LeastSquares",
         "weighted-least-squares": "fem_frames.formulations.least_squares.WeightedLeastSquares",
+        "energy-p2": "fem_frames.formulations.quadratic_elements.P2Energy",
     },
 )
 _OWN: dict[str, type[Formulation]] = {}

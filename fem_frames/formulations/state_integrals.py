@@ -18,7 +18,6 @@ from torch import Tensor
 from fem_frames.formulations.boundary_terms import facet_cells
 from fem_frames.frame.arrays import FrameArrays
 from fem_frames.frame.boundary import areas
-from fem_frames.frame.elements import find_element
 from fem_frames.frame.level_matrices import quadrature_points
 from fem_frames.mesh.checks import group_tags
 from fem_frames.mesh.geometry import Floats, Ints
@@ -230,8 +229,8 @@ def _shifts(arrays: FrameArrays, density: Density, places: Places) -> Floats:
     """(C, Q, m, m) states at the points from the scaled states of cells: S[…, i, j] is entry j for unit entry i."""
     m = density.state_size
     table = np.zeros((*places.offsets.shape[:2], m, m))
-    for part in density.parts:
-        element = find_element(part.element, arrays.dimension)
+    for part, field in zip(density.parts, arrays.fields, strict=True):
+        element = field.element  # with the unit that it has on this mesh
         if element.state_size != part.size:
             raise ValueError(
                 f"the element {part.element!r} of {part.name} has {element.state_size} entries, not {part.size}"

@@ -32,7 +32,7 @@ def nested_spaces(matrix: Any, nodes: Ints, candidates: Floats, coarsest: int) -
     """
     basis: Any = sparse.identity(matrix.shape[0], format="csr")
     found = []
-    for P in prolongations(matrix, nodes, candidates, coarsest):
+    for P, _ in prolongations(matrix, nodes, candidates, coarsest):
         basis = sparse.csr_array(basis @ P)
         found.append(basis)
     return found or [basis]
@@ -40,14 +40,15 @@ def nested_spaces(matrix: Any, nodes: Ints, candidates: Floats, coarsest: int) -
 
 def prolongations(
     matrix: Any, nodes: Ints, candidates: Floats, coarsest: int, steps: tuple[int, int] = STEPS
-) -> list[Any]:
+) -> list[tuple[Any, Ints]]:
     """(n_{k-1}, n_k) the bases of the spaces of `nested_spaces` in the basis of the space before; none if n is small.
 
-    `steps` of Jacobi's iteration smooth the first space and the others.
+    With each comes (n_k,) the aggregate of each function. `steps` of Jacobi's iteration smooth the first space and the
+    others.
     """
     A, of_node, near_kernel = sparse.csr_array(matrix), np.asarray(nodes), np.asarray(candidates, np.float64)
     graph = _graph(A, of_node)
-    found: list[Any] = []
+    found: list[tuple[Any, Ints]] = []
     while A.shape[0] > coarsest:
         aggregate = _aggregates(graph)
         tentative, of_node, near_kernel = _tentative(aggregate[of_node], near_kernel)
@@ -57,7 +58,7 @@ def prolongations(
         A = sparse.csr_array(P.T @ A @ P)
         # The graph of the aggregates, not that of the denser matrix: the ratio between spaces stays the same.
         graph = _contracted(graph, aggregate)
-        found.append(P)
+        found.append((P, of_node))
     return found
 
 

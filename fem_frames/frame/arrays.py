@@ -19,14 +19,15 @@ import numpy.typing as npt
 
 from fem_frames.files import load_arrays, one_line, save_arrays
 from fem_frames.frame.boundary import BoundaryFacets, LiftShape, shapes_from_flat
+from fem_frames.frame.coarsening import coarsened
 from fem_frames.frame.curvature import moved_points
-from fem_frames.frame.elements import Element, find_element, unrecorded_element
+from fem_frames.frame.elements import Element, element_class, unrecorded_element
 from fem_frames.frame.facet_groups import FacetGroups
 from fem_frames.frame.families import FrameFamily
 from fem_frames.frame.frame_checks import check_frame, check_geometry, check_record
 from fem_frames.frame.sparse import SparseMatrix
 from fem_frames.mesh.coarse import Grid, MeshArrays
-from fem_frames.mesh.geometry import Floats, Ints, signed_volumes
+from fem_frames.mesh.geometry import Floats, Ints
 from fem_frames.mesh.simplices import simplices
 from fem_frames.problem.curved import lies_on
 from fem_frames.problem.definition import Problem
@@ -188,34 +189,7 @@ class FrameArrays:
         """
         if not self.first_level <= level <= self.finest_level:
             raise ValueError(f"level is {level}; the frame has the levels {self.first_level} to {self.finest_level}")
-        count = level - self.first_level + 1
-        levels, d = self.levels[:count], self.dimension
-        points = self.points[: self.point_count(count - 1)].copy()
-        load, groups = self.neumann_load.copy(), self.groups
-        for index in range(len(self.levels) - 1, count - 1, -1):  # a coarse hat is a sum of finer hats
-            size, ends = self.point_count(index - 1), self.levels[index].ends
-            groups = None if groups is None else groups.coarsened(size, ends)
-            np.add.at(load, ends, 0.5 * load[size : size + len(ends), None])
-            load = load[:size].copy()
-        K = len(levels[-1].cells)
-        centres = points[levels[-1].cells].mean(axis=1)
-        volumes = self.volumes.reshape(K, -1).sum(axis=1)
-        if self.curved:
-            volumes = np.abs(signed_volumes(points, levels[-1].cells))
-        tags = self.regions[:: len(self.regions) // K].copy() if regions is None else np.asarray(regions(centres))
-        return replace(
-            self,
-            points=points,
-            levels=levels,
-            fields=tuple(f.coarsened(count) for f in self.fields),
-            families=tuple(replace(f, free=f.free[:count], functions=f.functions[:count]) for f in self.families),
-            volumes=volumes,
-            centres=centres.reshape(K, d),
-            regions=tags.astype(np.int64),
-            neumann_load=load,
-            boundary=None if self.boundary is None else self.boundary.coarsened(count),
-            groups=groups,
-        )
+        return coarsened(self, level - self.first_level + 1, regions)
 
     def without(self, family: str) -> FrameArrays:
         """The frame without a family that is not nodal, such as the curls (with the harmonic fields among them)."""
@@ -309,7 +283,7 @@ class FrameArrays:
         try:
             check_record(record)
             count = range(record["levels"])
-            elements = _elements(record, flat["points"].shape[1])
+            elements = _elements(record, flat["points"].shape[1], flat["volumes"])
             made = cls(
                 formulation=record["formulation"],
                 first_level=record["first_level"],
@@ -376,13 +350,14 @@ class FrameArrays:
         return flat
 
 
-def _elements(record: Mapping[str, Any], dimension: int) -> list[Element]:
+def _elements(record: Mapping[str, Any], dimension: int, volumes: Floats) -> list[Element]:
     """The elements of the fields; files of earlier versions do not name them."""
     names = record.get("elements")
     if names is None:
-        found = [unrecorded_element(k, dimension) for k in range(len(record["fields"]))]
+        kinds = [unrecorded_element(k) for k in range(len(record["fields"]))]
     else:
-        found = [find_element(name, dimension) for name in names]
+        kinds = [element_class(name) for name in names]
+    found = [kind.for_mesh(dimension, volumes) for kind in kinds]
     for (name, degree), element in zip(record["fields"], found, strict=True):
         if degree != element.degree:
             raise ValueError(f"{name} has degree {degree} in dimension {dimension}, which does not fit {element.name}")

@@ -22,6 +22,8 @@ from fem_frames.problem.coefficients import Array, namespace
 from fem_frames.problem.definition import Problem
 
 Convert = Callable[[npt.NDArray], Array]
+Rule = tuple[Floats, Floats]
+"""Barycentric points (Q, k+1) on a simplex, and weights (Q,)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,11 +121,12 @@ class FieldLift:
         lift: Floats,  # (n,)
         shapes: Sequence[tuple[int, Floats]],  # conditions and nodal values (n,)
         corners: Floats,  # (n, k+1, d) of the simplices that carry nodal values
-        rule: tuple[Floats, Floats],  # barycentric points (Q, k+1) and weights (Q,)
+        rule: Rule,  # `Element.data_rule`
         problem: Problem,
         convert: Convert = unchanged,
     ) -> None:
         self._lift, self._weights = convert(lift[None]), convert(rule[1])
+        self._of_constants = float(np.round(rule[1].sum()))  # without the rounding of the weights
         at = np.einsum("qn,fnd->fqd", rule[0], corners) if shapes else corners
         self._parts = [(convert(values), Given(_data(problem, number), at, convert)) for number, values in shapes]
 
@@ -131,8 +134,9 @@ class FieldLift:
         found = self._lift
         for shape, given in self._parts:
             values = given(y, check)
-            means = values[..., 0] if values.shape[2] == 1 else (values * self._weights).sum(-1)
-            found = found + shape * means
+            constant = values.shape[2] == 1
+            nodal = self._of_constants * values[..., 0] if constant else (values * self._weights).sum(-1)
+            found = found + shape * nodal
         return found
 
 
@@ -156,7 +160,7 @@ class FacetIntegrals:
         points: Floats,  # (N, d)
         facets: Ints,  # (F, d)
         conditions: Ints,  # (F,) ascending, so Robin conditions come last
-        rule: tuple[Floats, Floats],
+        rule: Rule,
         problem: Problem,
         convert: Convert = unchanged,
     ) -> None:

@@ -7,7 +7,8 @@ N points, K cells of the finest mesh, d dimension.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,7 @@ from fem_frames.formulations.registry import formulation_for
 from fem_frames.frame.arrays import FrameArrays
 from fem_frames.frame.boundary import POINT_RULE, BoundaryFacets, LiftShape, areas
 from fem_frames.frame.elements import Element
+from fem_frames.frame.facet_groups import FacetGroups
 from fem_frames.mesh.geometry import Floats, Ints
 from fem_frames.mesh.hierarchy import MeshHierarchy
 from fem_frames.problem.boundary import BoundaryValue, Condition
@@ -46,6 +48,10 @@ class Discretisation:
     """L, the unit in which functionals measure lengths."""
     boundary: BoundaryFacets | None = None
     """Facets whose data enter the functional for each y; None if no boundary data are evaluated for each y."""
+    groups: FacetGroups | None = None
+    """All boundary facets with their tags; None for frames of earlier versions."""
+    facet_names: Mapping[str, int] = field(default_factory=dict)
+    region_names: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def from_hierarchy(cls, hierarchy: MeshHierarchy, problem: Problem, formulation: str) -> Discretisation:
@@ -55,14 +61,16 @@ class Discretisation:
         problem.tabulate(hierarchy.centres()[:, None], regions)  # finds unknown region tags and wrong shapes now
         problem.try_boundary(hierarchy.points)
         fields = []
-        for field in kind.fields:
-            data = field.essential(hierarchy, problem)
-            element = field.kind(hierarchy.dimension)
-            fields.append(DiscreteField(field.name, element, data.fixed, data.lift, data.shapes))
+        for f in kind.fields:
+            data = f.essential(hierarchy, problem)
+            element = f.kind.for_mesh(hierarchy.dimension, hierarchy.meshes[-1].hats[1])
+            fields.append(DiscreteField(f.name, element, data.fixed, data.lift, data.shapes))
         load = neumann_load(hierarchy, problem) if kind.neumann_is_load else np.zeros(len(hierarchy.points))
         mesh = hierarchy.points, hierarchy.finest.cells, regions
         boundary = boundary_facets(hierarchy, problem, kind.neumann_is_load)
-        return cls(*mesh, tuple(fields), load, hierarchy.length(problem), boundary)
+        groups = FacetGroups.from_hierarchy(hierarchy, problem)
+        names = dict(hierarchy.facet_names), dict(hierarchy.region_names)
+        return cls(*mesh, tuple(fields), load, hierarchy.length(problem), boundary, groups, *names)
 
     @classmethod
     def from_frame(cls, arrays: FrameArrays) -> Discretisation:
@@ -74,7 +82,8 @@ class Discretisation:
                 mask[free] = False
             fields.append(DiscreteField(f.name, f.element, tuple(fixed), f.lift, f.shapes))
         mesh = arrays.points, arrays.levels[-1].cells, arrays.regions
-        return cls(*mesh, tuple(fields), arrays.neumann_load, arrays.length, arrays.boundary)
+        names = arrays.record.get("facet_names", {}), arrays.record.get("region_names", {})
+        return cls(*mesh, tuple(fields), arrays.neumann_load, arrays.length, arrays.boundary, arrays.groups, *names)
 
 
 def neumann_load(hierarchy: MeshHierarchy, problem: Problem) -> Floats:

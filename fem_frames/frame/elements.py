@@ -13,10 +13,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from fem_frames.frame.boundary import POINT_RULE, Rule
 from fem_frames.frame.families import FieldLevel, FrameFamily, hat_families
 from fem_frames.frame.sparse import SparseMatrix
 from fem_frames.mesh.geometry import Floats, Ints
@@ -36,6 +37,14 @@ class Element(ABC):
     dimension: int
     name: ClassVar[str]
     """The name of the element in frame files."""
+    nested: ClassVar[bool] = True
+    """Whether functions on one level are combinations of functions on the next. If not, only the finest level has any.
+    """
+
+    @classmethod
+    def for_mesh(cls, dimension: int, volumes: Floats) -> Self:
+        """The element for a finest mesh with cells of these volumes (K,), by which it may choose units."""
+        return cls(dimension)
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -97,6 +106,13 @@ class Element(ABC):
     def state_units(self, length: float) -> Floats:
         """(c,) factors that give all entries of a state one unit, for a domain of this length."""
         return np.ones(self.state_size)
+
+    def data_rule(self, on_facets: Rule) -> Rule:
+        """Points and weights that map given data to the nodal value of a simplex; `on_facets` takes means over facets.
+
+        The weights sum to 1, or to 0 if the nodal value of a constant is zero.
+        """
+        return on_facets if self.degree else POINT_RULE
 
     def norm_matrix(self, level: FieldLevel) -> Any:
         """The matrix of the norm that normalises the frame, on all nodal values; None: there is no coarse level."""
@@ -223,10 +239,10 @@ class RT0(Element):
         return flux_families(field, levels)
 
     def tabulate(self, reference: Floats, jacobian: Floats) -> Floats:
-        from fem_frames.fenicsx import door
+        from fem_frames.fenicsx import tabulation
 
         (K, Q, d), local = reference.shape, self.dimension + 1
-        values, divergences = door.tabulate_facets(d, reference.reshape(-1, d))
+        values, divergences = tabulation.tabulate_facets(d, reference.reshape(-1, d))
         determinant = np.linalg.det(jacobian)[:, None, None, None]
         values = np.einsum("kij,kqnj->kqni", jacobian, values.reshape(K, Q, local, d)) / determinant  # Piola
         return np.concatenate([values, divergences.reshape(K, Q, local, 1) / determinant], axis=3)
@@ -263,27 +279,24 @@ def _pulled_back(gradients: Floats, jacobian: Floats) -> Floats:
 
 def _tabulated_hats(reference: Floats, jacobian: Floats) -> tuple[Floats, Floats]:
     """(K, Q, d+1) values and (K, Q, d+1, d) gradients of the hats at points of the reference cell."""
-    from fem_frames.fenicsx import door
+    from fem_frames.fenicsx import tabulation
 
     K, Q, d = reference.shape
-    values, derivatives = door.tabulate(d, reference.reshape(-1, d))
+    values, derivatives = tabulation.tabulate(d, reference.reshape(-1, d))
     gradients = np.einsum("kqni,kij->kqnj", derivatives.reshape(K, Q, d + 1, d), np.linalg.inv(jacobian))
     return values.reshape(K, Q, d + 1), gradients
 
 
-def find_element(name: str, dimension: int) -> Element:
-    """The element with this name, from the library or from an imported subclass of `Element`."""
-    return element_class(name)(dimension)
-
-
 def element_class(name: str) -> type[Element]:
-    """The class of elements with this name."""
+    """The class of elements with this name, from the library or an imported subclass of `Element`."""
+    from fem_frames.frame import edge_bubbles  # noqa: F401 (defines an element)
+
     if name not in _ELEMENTS:
         remedy = either("give --problem FILE.py that defines it", "import the module that defines it first")
         raise ValueError(f"there is no element {name!r}, only {', '.join(_ELEMENTS)}: {remedy}")
     return _ELEMENTS[name]
 
 
-def unrecorded_element(number: int, dimension: int) -> Element:
+def unrecorded_element(number: int) -> type[Element]:
     """The element of field `number` in files that do not name elements: u comes first, then its flux."""
-    return (P1, RT0)[min(number, 1)](dimension)
+    return (P1, RT0)[min(number, 1)]

@@ -17,7 +17,6 @@ from fem_frames.frame.curvature import check_elements
 from fem_frames.frame.discretisation import Discretisation
 from fem_frames.frame.elements import Element
 from fem_frames.frame.equation_checks import check_equation
-from fem_frames.frame.facet_groups import FacetGroups
 from fem_frames.frame.families import FieldLevel, FrameFamily
 from fem_frames.frame.witnesses import neumann_witnesses
 from fem_frames.mesh.hierarchy import MeshHierarchy
@@ -81,7 +80,7 @@ def export_frame(
         neumann_load=data.neumann_load,
         length=length,
         boundary=None if data.boundary is None else data.boundary.from_level(first),
-        groups=FacetGroups.from_hierarchy(hierarchy, problem),
+        groups=data.groups,
         record={
             "problem": problem.name,
             "options": dict(problem.options),

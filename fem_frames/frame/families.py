@@ -5,7 +5,7 @@ n_j functions of a family on level j, N points, d dimension.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -66,12 +66,19 @@ class FrameFamily:
 
 def hat_families(field: str, levels: Sequence[FieldLevel]) -> list[FrameFamily]:
     """Hats of the free points of every level, normalised in H1. See "Multilevel frames" in the paper."""
+    return [nodal_family(field, 0, levels, hat_norms)]
+
+
+def nodal_family(
+    field: str, degree: int, levels: Sequence[FieldLevel], norms: Callable[[SimplexMesh, float], Floats]
+) -> FrameFamily:
+    """The nodal basis functions of the free simplices of every level, divided by their `norms`."""
     functions = []
     for level in levels:
-        free, count = level.free, len(level.mesh.points)
-        scale = 1 / hat_norms(level.mesh, level.length)[free]
-        functions.append(SparseMatrix.from_entries(np.arange(len(free)), free, scale, (len(free), count)))
-    return [FrameFamily(field, field, 0, tuple(level.free for level in levels), tuple(functions))]
+        free = level.free
+        scale = 1 / norms(level.mesh, level.length)[free]
+        functions.append(SparseMatrix.from_entries(np.arange(len(free)), free, scale, (len(free), len(level.fixed))))
+    return FrameFamily(field, field, degree, tuple(level.free for level in levels), tuple(functions))
 
 
 def hat_norms(mesh: SimplexMesh, length: float = 1.0) -> Floats:

@@ -62,6 +62,16 @@ def neumann_fluxes(hierarchy: MeshHierarchy, problem: Problem) -> EssentialData:
     return given_fluxes(hierarchy, problem)
 
 
+def bubble_values(hierarchy: MeshHierarchy, problem: Problem) -> EssentialData:
+    """u is given on the Dirichlet part, on its edges: `EdgeBubbles` have what P1 lacks of it. See docs/formulations.md.
+
+    The value of an edge is the value of the data at its midpoint minus the mean of the data at its ends.
+    """
+    from fem_frames.frame.edge_bubbles import given_bubbles
+
+    return given_bubbles(hierarchy, problem)
+
+
 @dataclass(frozen=True)
 class Field:
     """An unknown function. In an equation: `Field("u")`, `Field("u", components=2)`, `Field("sigma", "RT0")`.
@@ -87,7 +97,7 @@ class Field:
         if not is_class and self.element not in ELEMENTS:
             raise ValueError(
                 f"the element of {self.name} is {self.element!r}; choose {', '.join(map(repr, ELEMENTS))} for an "
-                "equation, or a class for a formulation of your own: P1, P1Values or RT0"
+                "equation, or a class for a formulation of your own: P1, P1Values, EdgeBubbles or RT0"
             )
         if not callable(self.essential):
             raise ValueError(f"essential of {self.name} is {self.essential!r}; a function of hierarchy and problem")
@@ -144,7 +154,7 @@ def field_data(name: str) -> Callable[[MeshHierarchy, Problem], EssentialData]:
     def essential(hierarchy: MeshHierarchy, problem: Problem) -> EssentialData:
         own, first = problem.of_field(name)
         element = next(part.element for part in problem.density().parts if part.name == name)
-        data = (neumann_fluxes if element == "RT0" else dirichlet_values)(hierarchy, own)
+        data = {"RT0": neumann_fluxes, "edge bubbles": bubble_values}.get(element, dirichlet_values)(hierarchy, own)
         shapes = tuple(LiftShape(first + shape.condition, shape.values) for shape in data.shapes)
         return EssentialData(data.fixed, data.lift, shapes)
 

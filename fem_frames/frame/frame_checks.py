@@ -120,10 +120,15 @@ def _check_functions(frame: FrameArrays) -> None:
     for name, degree, *sizes in tables:
         if sizes != [count, count]:
             raise ValueError(f"{name} has {sizes[0]} and {sizes[1]} tables for {count} levels")
-        if not 0 <= degree < frame.dimension:
+        if not 0 <= degree <= frame.dimension:
             raise ValueError(
                 f"{name} has degree {degree} in dimension {frame.dimension}: nodal values lie on simplices of "
-                f"dimension 0 to {frame.dimension - 1}, d + 1 on each cell"
+                f"dimension 0 to {frame.dimension}"
+            )
+    for f in frame.fields:
+        if not f.element.nested and any(len(free) for free in f.free[:-1]):
+            raise ValueError(
+                f"{f.name} is free on coarse levels, but {f.element.name} has functions on the finest only"
             )
     for j in range(count):
         where = f"of level {frame.first_level + j}"

@@ -20,10 +20,11 @@ from fem_frames.mesh.geometry import Ints
 def reordered(tables: GraphHierarchy) -> tuple[GraphHierarchy, Ints]:
     """The same hierarchy with other numbers of unknowns and rows, and the old numbers (N,) of the finest unknowns.
 
+    Unknowns at the same point get consecutive numbers.
     Columns of `of_cells` keep their numbers. Weights of the finest level that are given instead of computed, by
     `of_local`, keep theirs too.
     """
-    order = np.argsort(_first_cells(tables), kind="stable")
+    order = _order(_first_cells(tables), tables.levels[-1].graph.points)
     finest, rows, made = order, np.empty(0, np.int64), []
     for index in range(len(tables.levels) - 1, -1, -1):
         level, places = tables.levels[index], _inverse(order)
@@ -33,10 +34,18 @@ def reordered(tables: GraphHierarchy) -> tuple[GraphHierarchy, Ints]:
         of_finer = None if level.of_finer is None else _moved(level.of_finer, _inverse(row_order), rows)
         rows, P = _inverse(row_order), level.prolongation
         if P is not None:
-            coarser = np.argsort(_first_rows(P, places), kind="stable")
+            coarser = _order(_first_rows(P, places), tables.levels[index - 1].graph.points)
             P, order = _moved(P, places, _inverse(coarser)), coarser
         made.append(GraphLevel(graph, P, of_cells, of_finer))
     return replace(tables, levels=tuple(made[::-1])), finest
+
+
+def _order(keys: Ints, points: Ints) -> Ints:
+    """(n,) the unknowns, point by point, in the order of each point's least key."""
+    known, point = np.unique(points, return_inverse=True)
+    least = np.full(len(known), np.iinfo(np.int64).max)
+    np.minimum.at(least, point.ravel(), keys)
+    return np.lexsort((point.ravel(), least[point.ravel()]))
 
 
 def _first_cells(tables: GraphHierarchy) -> Ints:
@@ -66,11 +75,12 @@ def _first_rows(P: SparseMatrix, places: Ints) -> Ints:
 def _renumbered(graph: Graph, places: Ints, keep: bool) -> tuple[Graph, Ints]:
     """The graph with its unknowns moved to `places`, and the old numbers (E,) of its rows, which `keep` leaves."""
     edges, grounds, m = np.sort(places[graph.edges], axis=1), places[graph.grounds], len(graph.edges)
+    points = graph.points[_inverse(places)]
     if keep:
-        return Graph(graph.size, edges, grounds), np.arange(m + len(grounds))
+        return Graph(graph.size, edges, grounds, points), np.arange(m + len(grounds))
     edge_order, ground_order = np.lexsort(edges.T[::-1]), np.argsort(grounds)
     row_order = np.concatenate([edge_order, m + ground_order])
-    return Graph(graph.size, edges[edge_order], grounds[ground_order]), row_order
+    return Graph(graph.size, edges[edge_order], grounds[ground_order], points), row_order
 
 
 def _moved(matrix: SparseMatrix, rows: Ints, columns: Ints | None) -> SparseMatrix:

@@ -1,11 +1,14 @@
-"""Matrices of scalar fields as weighted graphs, on all levels of a multigrid, in NumPy.
+"""Matrices of fields with values at points as weighted graphs, on all levels of a multigrid, in NumPy.
 
-Every symmetric matrix of one field is A = Gᵀ diag(c) G. A row of G is an edge between two unknowns, with the entries 1
-and -1, or it grounds one unknown, with the entry 1: such rows stand for given neighbours, reaction and Robin terms. The
-weights c are linear in the data of the cells, and so are those of the coarser matrices PᵀAP: each level needs one table
-that is made once.
+Every symmetric matrix is A = Gᵀ diag(c) G. A row of G is an edge between two unknowns, with the entries 1 and -1, or it
+grounds one unknown, with the entry 1: such rows stand for given neighbours, reaction and Robin terms. The weights c are
+linear in the data of the cells, and so are those of the coarser matrices PᵀAP: each level needs one table that is made
+once.
 
-n unknowns and E rows of G on a level, K cells, d dimension.
+Unknowns are the free nodal values, field after field. Edges join values of different fields too where the equation
+couples these, as elasticity does; fields are interpolated separately.
+
+n unknowns and E rows of G on a level, P points, K cells, L local nodal values of a cell, d dimension.
 """
 
 from __future__ import annotations
@@ -32,6 +35,17 @@ class Graph:
     size: int  # n
     edges: Ints  # (edges, 2), first < second
     grounds: Ints  # (grounds,)
+    points: Ints
+    """(n,) the point of each unknown, on algebraic levels its aggregate: several unknowns have the same one."""
+
+    @property
+    def at_points(self) -> Ints:
+        """(c, P) the unknowns at each point, of which there are at most c; n where there are fewer."""
+        _, point, count = np.unique(self.points, return_inverse=True, return_counts=True)
+        order, point = np.argsort(point.ravel(), kind="stable"), point.ravel()
+        found = np.full((count.max(initial=1), len(count)), self.size)
+        found[np.arange(self.size) - (np.cumsum(count) - count)[point[order]], point[order]] = order
+        return found
 
     @property
     def incidence(self) -> SparseMatrix:
@@ -84,15 +98,15 @@ class GraphHierarchy:
 def graph_hierarchy(
     arrays: FrameArrays, diffusion: bool, facets: Ints | None = None, coarsest: int = COARSEST
 ) -> GraphHierarchy:
-    """The levels for the matrices of the frame's only field, which has its values at points.
+    """The levels for matrices of the frame's fields, which have their values at points.
 
     With `diffusion` the local matrices are a number per cell times those of the Laplacian. On nested meshes the coarse
     matrices then follow from means over children, which is the Galerkin product; otherwise they are computed from the
     weights of the next finer level. `facets` (F, d) have matrices of their own, on top of a number per cell: then the
     weights follow from K + F d d data. Below a first mesh of more than `coarsest` unknowns come algebraic levels.
     """
-    field, last = arrays.fields[0], len(arrays.levels) - 1
-    sizes = [len(free) for free in field.free]
+    last = len(arrays.levels) - 1
+    sizes = [len(_points(arrays, index)) for index in range(last + 1)]
     # The finest one of the small levels is the coarsest one here: products on tiny levels cost more than they save.
     first = max((index for index, n in enumerate(sizes) if n <= coarsest), default=0)
     families = arrays.volumes.reshape(-1, 2**arrays.dimension) if last else arrays.volumes[:, None]
@@ -101,24 +115,23 @@ def graph_hierarchy(
     of_local = None
     finer: tuple[Graph, SparseMatrix] | None = None  # the next finer graph, and the prolongation to it
     for index in range(last, first - 1, -1):
-        P = _prolongation(arrays, index) if index > first else None
+        P = level_matrices.nodal_prolongation(arrays, index) if index > first else None
         of_cells = of_finer = None
         if index == last or averages:
             table, graph = _from_cells(arrays, index, diffusion or facets is not None, facets)
             of_cells, of_local = (table, of_local) if diffusion else (None, table)
         else:
             assert finer is not None
-            of_finer, graph = _from_finer(*finer)
+            of_finer, graph = _from_finer(*finer, _points(arrays, index))
         levels.append(GraphLevel(graph, P, of_cells, of_finer))
         finer = None if P is None else (graph, P)
     levels[-1:] = _algebraic_levels(arrays, levels[-1], first, coarsest)
     return GraphHierarchy(tuple(reversed(levels)), of_local)
 
 
-def _prolongation(arrays: FrameArrays, index: int) -> SparseMatrix:
-    """P_j of the first field between all its free nodal values."""
-    family = next(f for f in arrays.families if f.name == arrays.fields[0].name)
-    return level_matrices.prolongation_matrix(arrays, family, index)
+def _points(arrays: FrameArrays, index: int) -> Ints:
+    """(n,) the points of all free nodal values on a level, field after field."""
+    return np.concatenate([field.free[index] for field in arrays.fields])
 
 
 def _from_cells(
@@ -126,26 +139,26 @@ def _from_cells(
 ) -> tuple[SparseMatrix, Graph]:
     """The graph of a mesh's matrix, and its weights (E, K) from numbers or (E, K L L) from local matrices.
 
-    Matrices of facets (F, d) add F d d columns.
+    The numbers of cells are those of every field. Matrices of facets (F, d) add F d d columns, for the first field.
     """
-    level, field = arrays.levels[index], arrays.fields[0]
-    K, L = level.cells.shape
-    number = np.full(arrays.point_count(index), -1)
-    number[field.free[index]] = np.arange(len(field.free[index]))
-    places = number[level.cells]  # (K, L)
+    level, points = arrays.levels[index], _points(arrays, index)
+    places = level_matrices.free_numbers(arrays, index)  # (K, L)
     edges, grounds = _Entries(), _Entries()
     if diffusion:
+        columns, corners = level.cells.shape
         volumes = level_matrices.level_volumes(arrays, index)
         local = volumes[:, None, None] * np.einsum("kid,kjd->kij", level.gradients, level.gradients)
-        source = np.arange(K)
-        for i, j in combinations(range(L), 2):
-            _add_pair(edges, grounds, places[:, i], places[:, j], source, -local[:, i, j])
-        columns = K
+        source = np.arange(columns)
+        for start in range(0, places.shape[1], corners):
+            for i, j in combinations(range(corners), 2):
+                _add_pair(edges, grounds, places[:, start + i], places[:, start + j], source, -local[:, i, j])
         if facets is not None:
-            columns += _add_matrices(edges, grounds, number[facets], K)
+            number = np.full(arrays.point_count(index), -1)
+            number[arrays.fields[0].free[index]] = np.arange(len(arrays.fields[0].free[index]))
+            columns += _add_matrices(edges, grounds, number[facets], columns)
     else:
         columns = _add_matrices(edges, grounds, places, 0)
-    return _graph_table(len(field.free[index]), edges, grounds, columns)
+    return _graph_table(points, edges, grounds, columns)
 
 
 def _add_matrices(edges: _Entries, grounds: _Entries, places: Ints, first: int) -> int:
@@ -198,7 +211,7 @@ def _add_ground(grounds: _Entries, p: Ints, columns: Ints, weights: Floats) -> N
     grounds.add(p[free].astype(np.int64), columns[free], weights[free])
 
 
-def _graph_table(size: int, edges: _Entries, grounds: _Entries, columns: int) -> tuple[SparseMatrix, Graph]:
+def _graph_table(points: Ints, edges: _Entries, grounds: _Entries, columns: int) -> tuple[SparseMatrix, Graph]:
     """Sums entries of equal rows and columns, and drops rows that are zero but for rounding."""
     tables, keys = [], []
     largest = max(float(np.abs(e.joined()[2]).max(initial=0.0)) for e in (edges, grounds))
@@ -209,7 +222,8 @@ def _graph_table(size: int, edges: _Entries, grounds: _Entries, columns: int) ->
         kept, row = np.unique(row, return_inverse=True)
         tables.append(SparseMatrix.from_entries(row.ravel(), column, weight, (len(kept), columns)))
         keys.append(known[kept])
-    return SparseMatrix.stacked(*tables), Graph(size, np.stack(np.divmod(keys[0], _SHIFT), axis=1), keys[1])
+    graph = Graph(len(points), np.stack(np.divmod(keys[0], _SHIFT), axis=1), keys[1], points)
+    return SparseMatrix.stacked(*tables), graph
 
 
 def _summed(rows: Ints, columns: Ints, weights: Floats, width: int, least: float) -> Entries:
@@ -220,8 +234,8 @@ def _summed(rows: Ints, columns: Ints, weights: Floats, width: int, least: float
     return (*np.divmod(key[kept], width), sums[kept])
 
 
-def _from_finer(graph: Graph, P: SparseMatrix) -> tuple[SparseMatrix, Graph]:
-    """The table of the Galerkin product: PᵀAP = Σ_e c_e gᵀg with g = row e of GP, and its graph."""
+def _from_finer(graph: Graph, P: SparseMatrix, points: Ints) -> tuple[SparseMatrix, Graph]:
+    """The table of the Galerkin product: PᵀAP = Σ_e c_e gᵀg with g = row e of GP, and its graph at these points."""
     product, E = _differences(graph, P), len(graph.edges) + len(graph.grounds)
     count = np.diff(product.starts)
     # All pairs of entries in the same row of GP.
@@ -233,7 +247,7 @@ def _from_finer(graph: Graph, P: SparseMatrix) -> tuple[SparseMatrix, Graph]:
     half = p < q
     _add_pair(edges, grounds, p[half], q[half], row[half], -weight[half])
     _add_ground(grounds, p, row, weight)  # sums of rows
-    return _graph_table(P.shape[1], edges, grounds, E)
+    return _graph_table(points, edges, grounds, E)
 
 
 def _differences(graph: Graph, P: SparseMatrix) -> SparseMatrix:
@@ -256,8 +270,8 @@ def _differences(graph: Graph, P: SparseMatrix) -> SparseMatrix:
 
 def _algebraic_levels(arrays: FrameArrays, level: GraphLevel, index: int, coarsest: int) -> list[GraphLevel]:
     """The coarsest level of a multigrid on meshes with algebraic levels below it, from fine to coarse."""
-    n = level.graph.size
-    if n <= coarsest:
+    graph = level.graph
+    if graph.size <= coarsest:
         return [level]
     from scipy import sparse
 
@@ -268,10 +282,14 @@ def _algebraic_levels(arrays: FrameArrays, level: GraphLevel, index: int, coarse
     laplacian = sparse.csr_array(G.T @ sparse.diags(table.to_scipy().sum(axis=1)) @ G)
     # A small multiple of the identity, so that a field without given values has a positive definite matrix too.
     matrix = laplacian + 1e-6 * sparse.diags(laplacian.diagonal())
-    found, graph = [level], level.graph
-    for basis in prolongations(matrix, np.arange(n), np.ones((n, 1)), coarsest, steps=(1, 1)):
+    field = np.repeat(np.arange(len(arrays.fields)), [len(f.free[index]) for f in arrays.fields])
+    # Constants in every field. Rotations too would save elasticity a third of its iterations, but make the tables of
+    # the Galerkin products nine times larger in the plane, and twenty times in space.
+    candidates = 1.0 * (field[:, None] == np.arange(len(arrays.fields)))
+    found, nodes = [level], np.unique(graph.points, return_inverse=True)[1].ravel()
+    for basis, points in prolongations(matrix, nodes, candidates, coarsest, steps=(1, 1)):
         P = SparseMatrix.from_scipy(basis)
         found[-1] = replace(found[-1], prolongation=P)
-        of_finer, graph = _from_finer(graph, P)
+        of_finer, graph = _from_finer(graph, P, points)
         found.append(GraphLevel(graph, None, None, of_finer))
     return found

@@ -20,7 +20,8 @@ import numpy as np
 
 from fem_frames.frame.arrays import FrameArrays, FrameField
 from fem_frames.frame.curvature import child_offsets, transported
-from fem_frames.frame.elements import RT0
+from fem_frames.frame.edge_bubbles import EdgeBubbles
+from fem_frames.frame.elements import P1, RT0
 from fem_frames.frame.families import FrameFamily
 from fem_frames.frame.fields import joined_components
 from fem_frames.frame.sparse import SparseMatrix
@@ -126,6 +127,17 @@ def prolongation_matrix(arrays: FrameArrays, family: FrameFamily, index: int) ->
     return SparseMatrix.from_entries(rows, columns, weights, (sizes[index + 1], sizes[index]))
 
 
+def nodal_prolongation(arrays: FrameArrays, index: int) -> SparseMatrix:
+    """P_j between the free nodal values of all fields, field after field, from levels[index - 1] to levels[index]."""
+    parts, shape = [], (0, 0)
+    for f in arrays.fields:
+        rows, columns, weights = _prolongation_entries(arrays, f, index)
+        parts.append((shape[0] + rows, shape[1] + columns, weights))
+        shape = (shape[0] + len(f.free[index]), shape[1] + len(f.free[index - 1]))
+    rows, columns, weights = (np.concatenate(a) for a in zip(*parts, strict=True))
+    return SparseMatrix.from_entries(rows, columns, weights, shape)
+
+
 def synthesis_matrices(arrays: FrameArrays) -> list[SparseMatrix]:
     """M_j of H: [nodal values of all fields on level j-1; coefficients of level j] to nodal values on level j."""
     found = []
@@ -174,37 +186,48 @@ def differential_matrices(arrays: FrameArrays) -> list[SparseMatrix]:
 
 def localisation_matrix(arrays: FrameArrays) -> SparseMatrix:
     """E: free nodal values to their copies (K, L) on every finest cell, field after field; given values become 0."""
-    places = _local_numbers(arrays)
+    places = free_numbers(arrays)
     rows = np.arange(places.size).reshape(places.shape)
     return SparseMatrix.from_entries(rows, np.maximum(places, 0), 1.0 * (places >= 0), (places.size, arrays.nodal_size))
 
 
 def local_states(arrays: FrameArrays) -> Floats:
     """(K, m, L) states of the finest cells, scaled by |T|^{1/2}, from the nodal values in the order of E."""
-    local, finest = arrays.dimension + 1, len(arrays.levels) - 1
-    table = np.zeros((len(arrays.volumes), state_size(arrays), local * len(arrays.fields)))
-    for k, f in enumerate(arrays.fields):
-        states = np.swapaxes(nodal_states(arrays, f, finest), 1, 2)
-        table[:, state_slices(arrays)[f.name], k * local : (k + 1) * local] = states
-    return table * np.sqrt(arrays.volumes)[:, None, None]
+    tables = [np.swapaxes(nodal_states(arrays, f, len(arrays.levels) - 1), 1, 2) for f in arrays.fields]  # (K, c, L)
+    made = np.zeros((len(arrays.volumes), state_size(arrays), sum(table.shape[2] for table in tables)))
+    start = 0
+    for place, table in zip(state_slices(arrays).values(), tables, strict=True):
+        made[:, place, start : start + table.shape[2]] = table
+        start += table.shape[2]
+    return made * np.sqrt(arrays.volumes)[:, None, None]
+
+
+def shifted_units(arrays: FrameArrays, field: FrameField, points: Floats) -> Floats:
+    """(K, Q, c, c) the unit states of the finest cells (third axis), shifted to points (K, Q, d) of these cells."""
+    unit = np.eye(field.element.state_size)
+    offsets = (points - arrays.centres[:, None])[:, :, None]  # (K, Q, 1, d)
+    return field.element.shift(np.broadcast_to(unit, (*points.shape[:2], *unit.shape)), offsets)
 
 
 def nodal_differential_matrix(arrays: FrameArrays) -> SparseMatrix:
     """D in the nodal basis of the finest level: free nodal values to states of the finest cells."""
-    local, places = local_states(arrays), _local_numbers(arrays)[:, None]
+    local, places = local_states(arrays), free_numbers(arrays)[:, None]
     K, m, _ = local.shape
     rows = m * np.arange(K)[:, None, None] + np.arange(m)[:, None]
     weights = np.where(places < 0, 0.0, local)
     return SparseMatrix.from_entries(rows, np.maximum(places, 0), weights, (K * m, arrays.nodal_size))
 
 
-def _local_numbers(arrays: FrameArrays) -> Ints:
-    """(K, L) numbers of the finest cells' nodal values, all fields, among the free ones; -1 for given values."""
+def free_numbers(arrays: FrameArrays, index: int = -1) -> Ints:
+    """(K_j, L) numbers of each cell's nodal values, all fields, among the free ones of the level; -1 for given values.
+
+    The cell has the nodal values of one field after the other, and so do the numbers.
+    """
     found, start = [], 0
     for f in arrays.fields:
-        number = _numbers(f.free[-1], len(f.lift[-1]))[nodal_places(arrays, f)]
+        number = _numbers(f.free[index], len(f.lift[index]))[nodal_places(arrays, f, index)]
         found.append(np.where(number < 0, -1, start + number))
-        start += len(f.free[-1])
+        start += len(f.free[index])
     return np.concatenate(found, axis=1)
 
 
@@ -223,6 +246,13 @@ def quadrature_points(arrays: FrameArrays) -> Floats:
 def flux_field(arrays: FrameArrays) -> FrameField | None:
     """The field in RT0, if there is one."""
     return next((f for f in arrays.fields if isinstance(f.element, RT0)), None)
+
+
+def bubbles_of(arrays: FrameArrays, field: FrameField) -> FrameField | None:
+    """The edge bubbles that complete a field in P1 to P2: the field after it, if that one is in edge bubbles."""
+    after = arrays.fields[arrays.fields.index(field) + 1 :][:1]
+    found = isinstance(field.element, P1) and after and isinstance(after[0].element, EdgeBubbles)
+    return after[0] if found else None
 
 
 def flux_at_centres(arrays: FrameArrays, fluxes: Floats) -> Floats:
@@ -246,10 +276,13 @@ def cell_states(arrays: FrameArrays, field: FrameField, values: Floats, part: sl
 def values_of(arrays: FrameArrays, fields: Mapping[str, Floats]) -> dict[str, Floats]:
     """Nodal values of each field to values: unchanged (…, N) for P1, at cell centres (…, K, d) for other elements.
 
-    The components of a vector field are joined, (…, N, d), if there are d of them.
+    The components of a vector field are joined, (…, N, d), if there are d of them. Edge bubbles, which vanish at all
+    points, are left out.
     """
     found = {}
     for f in arrays.fields:
+        if isinstance(f.element, EdgeBubbles):
+            continue
         values = fields[f.name]
         in_centres = f.element.cell_values(cell_states(arrays, f, values)) if f.degree else None
         found[f.name] = values if in_centres is None else in_centres
@@ -264,6 +297,8 @@ def lift_states(arrays: FrameArrays) -> Floats:
 
 def _prolongation_entries(arrays: FrameArrays, of: FrameField | FrameFamily, index: int) -> Entries:
     """The free Whitney forms of levels[index - 1] as combinations of the free ones of levels[index]."""
+    if not len(of.free[index - 1]):
+        return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0)
     coarse, fine = (arrays.simplices(i, of.degree) for i in (index - 1, index))
     level = arrays.levels[index]
     entries = prolongation_entries(coarse, fine, arrays.levels[index - 1].cells, level.ends, 2**arrays.dimension)
@@ -293,8 +328,8 @@ def _injection_entries(arrays: FrameArrays, index: int) -> tuple[Ints, Ints, Flo
     ratio = np.sqrt(level_volumes(arrays, index) / level_volumes(arrays, index - 1)[parent] * 2.0**d)
     factor = ratio * 2.0 ** (_exponent(d, finest - index) - _exponent(d, finest - index + 1))
     offset = child_offsets(arrays, index)  # (K, d)
-    entries: list[Entries] = []
-    for f in arrays.fields:
+    entries: list[Entries] = [(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))]
+    for f in (f for f in arrays.fields if f.element.nested):  # others have no functions before the finest level
         size, start = f.element.state_size, slices[f.name].start
         unit = factor[:, None, None] * np.eye(size)  # (K, c, c): the unit states of the parent
         shifted = f.element.shift(unit, offset[:, None])  # (K, c of the parent, c of the child)

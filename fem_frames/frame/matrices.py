@@ -141,8 +141,13 @@ def _rule(d: int, degree: int) -> tuple[Floats, Floats]:
 
 
 def nodal_prolongation(arrays: FrameArrays, field: FrameField, index: int) -> sparse.csr_array:
-    """Nodal values of a field on levels[index - 1] to levels[index], given values included."""
+    """Nodal values of a field on levels[index - 1] to levels[index], given values included.
+
+    Zero if functions of one level are none of the next: then the frame has none on levels[index - 1].
+    """
     (coarse, _), (fine, of_cells) = (arrays.simplices(i, field.degree) for i in (index - 1, index))
+    if not field.element.nested:
+        return sparse.csr_array((len(fine), len(coarse)))
     if field.degree == 0:
         before, ends = arrays.point_count(index - 1), arrays.levels[index].ends
         rows = np.concatenate([np.arange(before), np.repeat(before + np.arange(len(ends)), 2)])

@@ -1,6 +1,6 @@
 """Nodal values to frame coefficients: each level gets what the coarser ones leave over.
 
-B samples, N free nodal values, n_j of them on level j, Nhat frame coefficients.
+B samples, N free nodal values of all fields, n_j of one field on level j, Nhat frame coefficients.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from torch import Tensor
 
 from fem_frames.frame import level_matrices
 from fem_frames.frame.arrays import FrameArrays
+from fem_frames.frame.elements import P1
+from fem_frames.frame.families import FrameFamily
 from fem_frames.operators.linear import RowOperator
 from fem_frames.operators.recursion import Prolongation
 
 
 class FrameAnalysis(RowOperator):
-    """R^N -> R^Nhat, a right inverse of H for one field with values at points: the hierarchical decomposition.
+    """R^N -> R^Nhat, a right inverse of H for fields with values at points: the hierarchical decomposition.
 
     The values at the points of level j-1 are interpolated, and level j gets the difference at its new points. Smooth
     functions thus have small coefficients on fine levels. A coarse level below the first mesh gets none.
@@ -24,21 +26,42 @@ class FrameAnalysis(RowOperator):
     """
 
     def __init__(self, arrays: FrameArrays, dtype: torch.dtype, device: torch.device) -> None:
-        if len(arrays.fields) != 1 or arrays.fields[0].degree != 0:
-            raise ValueError("frame coefficients from nodal values need one field with its values at points")
-        family = next(f for f in arrays.families if f.name == arrays.fields[0].name)
+        names = [field.name for field in arrays.fields if not isinstance(field.element, P1)]
+        if names:
+            raise ValueError(
+                f"frame coefficients from nodal values need fields in P1, but {' and '.join(names)} is not: "
+                "solve in the frame"
+            )
+        assert [field.name for field in arrays.fields] == [family.name for family in arrays.families]
         self.dtype, self.device = dtype, device
         self.shape = (arrays.frame_size, arrays.nodal_size)
+        self._fields = [FieldAnalysis(arrays, family, dtype, device) for family in arrays.families]
+
+    def rows(self, x: Tensor) -> Tensor:
+        pieces = x.split([field.shape[1] for field in self._fields])
+        return torch.cat([field.rows(piece) for field, piece in zip(self._fields, pieces, strict=True)])
+
+    def rows_transposed(self, z: Tensor) -> Tensor:
+        pieces = z.split([field.shape[0] for field in self._fields])
+        return torch.cat([field.rows_transposed(piece) for field, piece in zip(self._fields, pieces, strict=True)])
+
+
+class FieldAnalysis(RowOperator):
+    """The same for one field."""
+
+    def __init__(self, arrays: FrameArrays, family: FrameFamily, dtype: torch.dtype, device: torch.device) -> None:
+        free = level_matrices.field_of(arrays, family).free
+        self.dtype, self.device = dtype, device
+        self.shape = (sum(family.level_sizes), len(free[-1]))
         self._coarse = family.coarse
         self._scales = [torch.as_tensor(np.array(scale)).to(device, dtype)[:, None] for scale in family.scale]
         self._kept: list[Tensor] = []  # the places of the coarser level's free points on each level
         self._new: list[Tensor] = []
         self._P: list[Prolongation] = []
         for index in range(1, len(arrays.levels)):
-            old, own = arrays.fields[0].free[index - 1], arrays.fields[0].free[index]
-            kept = np.searchsorted(own, old)
+            kept = np.searchsorted(free[index], free[index - 1])
             self._kept.append(torch.as_tensor(kept).to(device))
-            self._new.append(torch.as_tensor(np.setdiff1d(np.arange(len(own)), kept)).to(device))
+            self._new.append(torch.as_tensor(np.setdiff1d(np.arange(len(free[index])), kept)).to(device))
             self._P.append(Prolongation(level_matrices.prolongation_matrix(arrays, family, index), dtype, device))
 
     def rows(self, x: Tensor) -> Tensor:

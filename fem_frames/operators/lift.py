@@ -41,9 +41,8 @@ def _lift_of(
     convert: Convert,
 ) -> FieldLift:
     simplices = arrays.simplices(len(arrays.levels) - 1, field.degree)[0]
-    rule = POINT_RULE
-    if field.degree and arrays.boundary is not None:
-        rule = (arrays.boundary.rule_points, arrays.boundary.rule_weights)
+    boundary = arrays.boundary
+    rule = field.element.data_rule(POINT_RULE if boundary is None else (boundary.rule_points, boundary.rule_weights))
     return FieldLift(lift, shapes, arrays.points[simplices], rule, problem, convert)
 
 

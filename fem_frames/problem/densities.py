@@ -173,6 +173,8 @@ class Density:
         small = self.reduced
         if self.kind != ENERGY or [part.element for part in small.parts] != ["P1"] or not small.is_linear:
             return None
+        if not small.integrals:  # loads alone have no minimum
+            return None
         found = []
         for integral, rows in zip(small.integrals, small.hessians, strict=True):
             first = rows[0][0]
@@ -257,7 +259,7 @@ def check_programs(density: Density) -> None:
     """Raises a NoProgramError if derivatives of the density do not exist, or if it leaves out a field."""
     if density.kind == RESIDUAL and not density.is_linear_in_tests():
         raise NoProgramError(
-            "it is not linear in the test functions: every term needs one of them, or one of its derivatives, as a factor"
+            "it is not linear in the test functions: every term needs one of them, or one of its derivatives, as factor"
         )
     _ = density.is_linear, density.diffusion
     of_cells = [

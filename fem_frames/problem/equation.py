@@ -126,6 +126,11 @@ class Equation:
         return found
 
     @property
+    def has_function(self) -> bool:
+        """False for an equation that was read with its frame."""
+        return self.energy is not None or self.residual is not None
+
+    @property
     def what(self) -> str:
         """For messages."""
         return "the energy" if self.residual is None else "the residual"
@@ -214,9 +219,8 @@ def equation_conditions(
             given = unknown.dirichlet or {}
             if not isinstance(given, Mapping):
                 raise ValueError(f"the flux {unknown.name} is given by groups, {{'wall': 0.0}}, not by {given!r}")
-            own = make_conditions(None, 0.0, given, {})
-            if own:
-                own += (Condition("dirichlet", (REST,), BoundaryValue(0.0, "free")),)  # where the flux is free
+            free = Condition("dirichlet", (REST,), BoundaryValue(0.0, "free"))  # as where u is given
+            own = (*make_conditions(None, 0.0, given, {}), free)
             found += [replace(c, field=unknown.name) for c in own]
             continue
         for k, name in enumerate(unknown.names()):

@@ -100,7 +100,8 @@ class PointData:
             f"{'a in the energy ½ ∫ a |∇u|²' if own else 'a_y'} must be positive and finite, but it is "
             f"{float(a[sample, cell, q]):.3g} for y = "
             f"{numbers(y[sample].tolist())} in cell {cell} at x = {numbers(self.points[cell, q].tolist())}; "
-            f"fix the {'equation' if own else 'coefficient'} or choose y inside the parameters {self.problem.parameters}"
+            f"fix the {'equation' if own else 'coefficient'} or choose y inside the parameters "
+            f"{self.problem.parameters}"
         )
 
     def check_source(self, f: Array, y: Array) -> None:

@@ -44,10 +44,10 @@ class _Table(ctypes.Structure):
 
 class _Level(ctypes.Structure):
     _fields_ = [
-        *((name, _Number) for name in ("unknowns", "weights", "cells")),
-        *((name, _Pointer) for name in ("starts", "neighbours", "rows")),
+        *((name, _Number) for name in ("unknowns", "weights", "cells", "points")),
+        *((name, _Pointer) for name in ("first", "starts", "neighbours", "rows")),
         *((name, _Table) for name in ("set_up", "prolongation", "restriction")),
-        *((name, _Number) for name in ("signed_weights", "weights_at", "diagonal_at")),
+        *((name, _Number) for name in ("signed_weights", "weights_at", "inverse_at")),
     ]
 
 
@@ -73,11 +73,14 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 }
 
 
-def kernels(dtype: torch.dtype, device: torch.device, width: int = WIDTHS[-1]) -> ctypes.CDLL | None:
-    """The compiled functions for this precision; None on devices, in half precision, and without a C compiler."""
+def kernels(dtype: torch.dtype, device: torch.device, width: int = WIDTHS[-1], at_point: int = 1) -> ctypes.CDLL | None:
+    """The compiled functions for this precision and at most `at_point` unknowns at a point.
+
+    None on devices, in half precision, and without a C compiler.
+    """
     if device.type != "cpu" or dtype not in REALS:
         return None
-    flags = (f"-DREAL={REALS[dtype][0]}", f"-DWIDTH={width}")
+    flags = (f"-DREAL={REALS[dtype][0]}", f"-DWIDTH={width}", f"-DPOINT={at_point}")
     library = compiled(Source("cycles", SOURCE.read_text(), flags, else_=ELSE))
     if library is not None:
         for name, (result, arguments) in SIGNATURES.items():
@@ -93,6 +96,7 @@ class CompiledMultigrids:
         """`kernels` must not be None for the precision and the device."""
         self._tables, self._order = reordered(tables)
         self._dtype, self._device = dtype, device
+        self._at_point = max(len(level.graph.at_points) for level in tables.levels)
         self._rows = sum(len(g.edges) + len(g.grounds) + g.size for g in (level.graph for level in tables.levels))
         self._levels: dict[int, CompiledLevels] = {}
 
@@ -102,7 +106,7 @@ class CompiledMultigrids:
         needed = data.shape[1] * self._dtype.itemsize
         width = next((width for width in WIDTHS if needed <= width <= largest), largest)
         if width not in self._levels:
-            library = kernels(self._dtype, self._device, width)
+            library = kernels(self._dtype, self._device, width, self._at_point)
             assert library is not None
             self._levels[width] = CompiledLevels(self._tables, self._order, self._dtype, library, width)
         return CompiledMultigrid(self._levels[width], data.to(self._dtype).contiguous())
@@ -124,14 +128,16 @@ class CompiledLevels:
         for made, level, signed in zip(levels, tables.levels, tables.signed, strict=True):
             graph = level.graph
             made.unknowns, made.weights = graph.size, len(graph.edges) + len(graph.grounds)
+            first_at = _changes(graph.points)
+            made.points, made.first = len(first_at) - 1, self._pointer(first_at)
             made.starts, made.neighbours, made.rows = (self._pointer(a) for a in _incident(graph))
             made.set_up, made.cells = self._set_up(level)
             if level.prolongation is not None:
                 made.prolongation = self._table(level.prolongation)
                 made.restriction = self._table(level.prolongation.transposed())
             made.signed_weights = int(signed)
-            made.weights_at, made.diagonal_at = place, place + made.weights
-            place += made.weights + made.unknowns
+            made.weights_at, made.inverse_at = place, place + made.weights
+            place += made.weights + int((np.diff(first_at) ** 2).sum())
         first, last = levels[0], levels[-1]
         block = place + first.unknowns**2
         self.count, self.size, self.given = len(levels), last.unknowns, last.cells or last.weights
@@ -171,6 +177,12 @@ class CompiledLevels:
             return run(first, last, scratch.data_ptr())
         finally:
             self._spare.append(scratch)
+
+
+def _changes(points: Ints) -> Ints:
+    """(P + 1,) where another point begins in the points (n,) of unknowns, and n."""
+    inner = np.flatnonzero(np.diff(points)) + 1
+    return np.concatenate([[0], inner, [len(points)]]).astype(np.int64)
 
 
 def _incident(graph: Graph) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -2,13 +2,18 @@
 
    A_y = G' diag(c) G on every level. The samples of one vector, a block, go through set-up or solution together: what
    a block needs stays in the cache, and a smoothing step reads the weights c once. fem_frames/solvers/compiled_cycles.py
-   compiles this file for REAL float and double and for vectors of WIDTH bytes, and calls it; fem_frames/solvers/multigrid.py says the same in torch.
+   compiles this file for REAL float and double, for vectors of WIDTH bytes and for at most POINT unknowns at a point,
+   which are consecutive, and calls it; fem_frames/solvers/torch_cycles.py says the same in torch.
 
    n unknowns of a level, E rows of G, K cells, B samples. Matrices of a caller are (rows, B) with the batch last; inside,
    an array is (rows) of lanes. Vectors over unknowns have one more row, which is zero: the neighbour that grounds. */
 
 #include <stdint.h>
 #include <string.h>
+
+#ifndef POINT
+#define POINT 1
+#endif
 
 typedef REAL real;
 typedef real lanes __attribute__((vector_size(WIDTH)));
@@ -22,10 +27,12 @@ typedef struct { /* a sparse matrix by rows */
 
 typedef struct {
     int64_t unknowns, weights, cells; /* n, E, K; K is 0 where the weights follow from those of the next finer level */
+    int64_t points;
+    const int64_t *first;             /* (points + 1) the unknowns at a point */
     const int64_t *starts;            /* (n + 1) the rows of G that meet an unknown */
     const int32_t *neighbours, *rows; /* its other unknown, n if it grounds; its number */
     table set_up, prolongation, restriction;
-    int64_t signed_weights, weights_at, diagonal_at; /* whether c may be negative; places in a block, in lanes */
+    int64_t signed_weights, weights_at, inverse_at; /* whether c may be negative; places in a block, in lanes */
 } level;
 
 typedef struct {
@@ -38,6 +45,9 @@ typedef struct {
     const double *weights; /* (levels, levels, pre + post + 2) by level of start and level: steps, correction, start */
     int64_t pre, post, visits;
 } plan;
+
+/* The unknowns at a point are FIRST(L, p), ..., FIRST(L, p + 1) - 1; for one field a point has one unknown. */
+#define FIRST(L, p) (POINT == 1 ? (p) : (L)->first[p])
 
 typedef struct { /* vectors of one level */
     lanes *v, *other, *b, *load;
@@ -107,20 +117,46 @@ static lanes dot(const lanes *x, const lanes *z, int64_t n) { /* in runs, so tha
     return sum;
 }
 
-/* ---- set-up: the weights of all levels, inverse diagonals, and the Cholesky factor of the coarsest matrix */
+/* ---- set-up: the weights of all levels, inverse blocks, and the Cholesky factor of the coarsest matrix */
 
-static void diagonal(const level *L, const lanes *c, lanes *out) {
+/* The inverses of the blocks of unknowns at each point, (m, m) each, one after the other. */
+static void invert_blocks(const level *L, const lanes *c, lanes *out) {
     const lanes half = constant(0.5), one = constant(1.0);
-    for (int64_t i = 0; i < L->unknowns; i++) {
-        lanes sum = {0}, sizes = {0};
-        for (int64_t k = L->starts[i]; k < L->starts[i + 1]; k++) {
-            const lanes w = c[L->rows[k]];
-            sum += w;
-            if (L->signed_weights && L->neighbours[k] < L->unknowns) sizes += larger(w, -w);
+    for (int64_t p = 0; p < L->points; p++) {
+        const int64_t first = FIRST(L, p), m = FIRST(L, p + 1) - first;
+        memset(out, 0, sizeof(lanes) * (size_t)(m * m));
+        for (int64_t i = 0; i < m; i++) {
+            lanes sum = {0}, sizes = {0};
+            for (int64_t k = L->starts[first + i]; k < L->starts[first + i + 1]; k++) {
+                const lanes w = c[L->rows[k]];
+                const int64_t other = L->neighbours[k] - first;
+                sum += w;
+                if (L->signed_weights && L->neighbours[k] < L->unknowns) sizes += larger(w, -w);
+                if (POINT > 1 && other >= 0 && other < m) out[i * m + other] -= w;
+            }
+            const lanes enlarged = half * (sum + sizes); /* A is at most twice the blocks that are used */
+            out[i * m + i] = L->signed_weights ? larger(enlarged, sum) : sum;
         }
-        const lanes enlarged = half * (sum + sizes); /* A is at most twice the diagonal that is used */
-        out[i] = one / (L->signed_weights ? larger(enlarged, sum) : sum);
+        for (int64_t k = 0; k < m; k++) { /* Gauss and Jordan's elimination */
+            const lanes pivot = one / out[k * m + k];
+            out[k * m + k] = one;
+            for (int64_t j = 0; j < m; j++) out[k * m + j] *= pivot;
+            for (int64_t i = 0; i < m; i++) {
+                if (i == k) continue;
+                const lanes factor = out[i * m + k];
+                out[i * m + k] = (lanes){0};
+                for (int64_t j = 0; j < m; j++) out[i * m + j] -= factor * out[k * m + j];
+            }
+        }
+        out += m * m;
     }
+}
+
+/* A weight times a row of an inverse block (m) times r (m). */
+static inline lanes row_of_inverse(const lanes *row, lanes w, const lanes *r, int64_t m) {
+    lanes sum = w * row[0] * r[0];
+    for (int64_t k = 1; k < m; k++) sum += w * row[k] * r[k];
+    return sum;
 }
 
 static double root(double x) { return __builtin_sqrt(x); }
@@ -190,7 +226,7 @@ int64_t set_up(const hierarchy *h, const real *data, int64_t samples, int64_t fr
             }
             if (L->set_up.starts) multiply(&L->set_up, L->weights, source, block + L->weights_at);
             else memcpy(block + L->weights_at, source, sizeof(lanes) * (size_t)L->weights);
-            diagonal(L, block + L->weights_at, block + L->diagonal_at);
+            invert_blocks(L, block + L->weights_at, block + L->inverse_at);
         }
         const int bad = factorise(h->levels, block + h->levels[0].weights_at, block + h->factor_at);
         if (bad >= 0) {
@@ -209,11 +245,20 @@ static void swap(vectors *at) {
     at->other = v;
 }
 
-static void smooth(const level *L, const lanes *block, vectors *at, double weight) {
-    const lanes *c = block + L->weights_at, *D = block + L->diagonal_at, *v = at->v, *b = at->b;
+/* v + w D^-1 (b - A v); `zero` says that v is zero and has no values yet. */
+static void smooth(const level *L, const lanes *block, vectors *at, double weight, int zero) {
+    const lanes *c = block + L->weights_at, *D = block + L->inverse_at, *v = at->v, *b = at->b;
     const lanes w = constant(weight);
-    lanes *out = at->other;
-    for (int64_t i = 0; i < L->unknowns; i++) out[i] = v[i] + w * D[i] * (b[i] - row_of_product(L, c, v, i));
+    lanes *out = at->other, r[POINT];
+    for (int64_t p = 0; p < L->points; p++) {
+        const int64_t first = FIRST(L, p), m = FIRST(L, p + 1) - first;
+        for (int64_t i = first; i < first + m; i++) r[i - first] = zero ? b[i] : b[i] - row_of_product(L, c, v, i);
+        for (int64_t i = 0; i < m; i++) {
+            const lanes step = row_of_inverse(D + i * m, w, r, m);
+            out[first + i] = zero ? step : v[first + i] + step;
+        }
+        D += m * m;
+    }
     swap(at);
 }
 
@@ -236,20 +281,12 @@ static void cycle(const hierarchy *h, const lanes *block, const plan *p, vectors
         return;
     }
     const double *weights = p->weights + (top * h->count + j) * (p->pre + p->post + 2);
-    for (int64_t step = 0; step < p->pre; step++) {
-        if (!zero) {
-            smooth(L, block, own, weights[step]);
-            continue;
-        }
-        const lanes w = constant(weights[step]), *D = block + L->diagonal_at;
-        for (int64_t i = 0; i < L->unknowns; i++) own->v[i] = w * D[i] * own->b[i];
-        zero = 0;
-    }
+    for (int64_t step = 0; step < p->pre; step++, zero = 0) smooth(L, block, own, weights[step], zero);
     if (!zero) residual(L, block + L->weights_at, own->v, own->b, own->other);
     multiply(&L->restriction, h->levels[j - 1].unknowns, zero ? own->b : own->other, below->b);
     for (int64_t visit = 0; visit < (j == 1 ? 1 : p->visits); visit++) cycle(h, block, p, at, j - 1, top, visit == 0);
     prolong(L, below->v, own->v, weights[p->pre + p->post], !zero);
-    for (int64_t step = 0; step < p->post; step++) smooth(L, block, own, weights[p->pre + step]);
+    for (int64_t step = 0; step < p->post; step++) smooth(L, block, own, weights[p->pre + step], 0);
 }
 
 /* Full multigrid for the loads of the finest level; the solution is in at[count - 1].v. */
@@ -320,14 +357,19 @@ static void conjugate_directions(const hierarchy *h, const lanes *block, const p
 /* The square of the estimated error of v: the sum of r' D^-1 r over its residuals restricted to all levels. */
 static lanes estimated(const hierarchy *h, const lanes *block, vectors *at, const lanes *v, const lanes *b) {
     const int64_t last = h->count - 1;
+    const lanes one = constant(1.0);
     residual(h->levels + last, block + h->levels[last].weights_at, v, b, at[last].b);
     lanes sum = {0};
     for (int64_t j = last; j > 0; j--) {
         const level *L = h->levels + j;
-        const lanes *D = block + L->diagonal_at, *r = at[j].b;
-        for (int64_t i = 0; i < L->unknowns; i += RUN) {
+        const lanes *D = block + L->inverse_at, *r = at[j].b;
+        for (int64_t start = 0; start < L->points; start += RUN) {
             lanes part = {0};
-            for (int64_t k = i; k < (i + RUN < L->unknowns ? i + RUN : L->unknowns); k++) part += D[k] * r[k] * r[k];
+            for (int64_t p = start; p < (start + RUN < L->points ? start + RUN : L->points); p++) {
+                const int64_t first = FIRST(L, p), m = FIRST(L, p + 1) - first;
+                for (int64_t i = 0; i < m; i++) part += row_of_inverse(D + i * m, one, r + first, m) * r[first + i];
+                D += m * m;
+            }
             sum += part;
         }
         multiply(&L->restriction, h->levels[j - 1].unknowns, r, at[j - 1].b);

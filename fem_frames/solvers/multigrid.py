@@ -1,9 +1,9 @@
 """Batched multigrid over the meshes of a frame.
 
-A_y acts on the free nodal values of one scalar field. All samples of a batch go through a cycle together, with the
-batch last. The smoother is Jacobi's iteration with weights from Chebyshev polynomials; where a frame's first mesh is
-fine, algebraic levels lie below it. Compiled code runs the cycles on processors, torch operations do elsewhere, and
-wherever gradients are recorded.
+A_y acts on the free nodal values of all fields. All samples of a batch go through a cycle together, with the batch
+last. The smoother is Jacobi's iteration with weights from Chebyshev polynomials, by blocks of the unknowns at the same
+point; where a frame's first mesh is fine, algebraic levels lie below it. Compiled code runs the cycles on processors,
+torch operations do elsewhere, and wherever gradients are recorded.
 
 B samples, N free nodal values, E weights of the finest level, K cells.
 """
@@ -29,9 +29,9 @@ from fem_frames.solvers.torch_cycles import TorchLevel, TorchLevels, TorchMultig
 
 
 def has_multigrid(formulation: Formulation) -> bool:
-    """Whether the formulation has a multigrid: one scalar field with its values at points."""
-    fields = formulation.frame.arrays.fields
-    return len(fields) == 1 and isinstance(fields[0].element, P1 | P1Values) and formulation.frame.arrays.nodal_size > 0
+    """Whether the formulation has a multigrid: all its fields have their values at points."""
+    arrays = formulation.frame.arrays
+    return all(isinstance(field.element, P1 | P1Values) for field in arrays.fields) and arrays.nodal_size > 0
 
 
 def robin_terms(formulation: Formulation) -> BoundaryTerms | None:
@@ -53,7 +53,7 @@ def matrix_data(formulation: Formulation, y: Tensor) -> Tensor:
 class Multigrid:
     """The levels of a formulation's multigrid, from coarse to fine; `at(y)` sets them up for samples.
 
-    See docs/queries.md.
+    With several fields it works in float32 where the frame is in half precision. See docs/queries.md.
     """
 
     def __init__(self, formulation: Formulation) -> None:
@@ -65,9 +65,12 @@ class Multigrid:
         if not has_multigrid(formulation):
             names = " and ".join(field.name for field in formulation.frame.arrays.fields)
             raise ValueError(
-                f"multigrid is for one scalar field with values at points, but {formulation.name} has {names}: "
+                f"multigrid is for fields with values at points, but {formulation.name} has {names}: "
                 "solve it in the frame, solve(…, solver='frame')"
             )
+        if len(formulation.frame.arrays.fields) > 1 and formulation.frame.dtype != formulation.wide:
+            # Differences between values of two fields are not small, and their sums cancel: half precision loses these.
+            formulation = formulation.to(formulation.wide)
         self.formulation = formulation
         self.dtype, self.device, self.wide = formulation.frame.dtype, formulation.frame.device, formulation.wide
         robin = robin_terms(formulation)

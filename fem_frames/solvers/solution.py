@@ -1,9 +1,9 @@
 """Discrete solutions for batches of y, to full accuracy in any precision.
 
 A solver maps residuals to corrections in the formulation's precision; refinement repeats it with residuals in float64.
-Multigrid serves scalar fields with values at points, conjugate gradients in frame coordinates everything else.
+Multigrid serves fields with values at points, conjugate gradients in frame coordinates everything else.
 
-B samples, N free nodal values, Nhat frame coefficients.
+B samples, N free nodal values of all fields, Nhat frame coefficients.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from fem_frames.formulations.formulation import Formulation
-from fem_frames.frame.families import FrameFamily
 from fem_frames.operators.analysis import FrameAnalysis
 from fem_frames.operators.frame import check_dtype
 from fem_frames.operators.linear import batch_last, dot
@@ -138,16 +137,19 @@ class _Parts:
     """What all samples of a formulation share in a `MultigridSolver`."""
 
     def __init__(self, formulation: Formulation) -> None:
-        frame = formulation.frame
-        self.multigrid, self.dimension = Multigrid(formulation), frame.arrays.dimension
+        self.multigrid = Multigrid(formulation)
+        frame = self.multigrid.formulation.frame
+        self.dimension = frame.arrays.dimension
         self._arrays, self._device, self._H = frame.arrays, frame.device, frame.H
-        family: FrameFamily = next(f for f in frame.arrays.families if f.name == frame.arrays.fields[0].name)
-        self._scale = torch.tensor(family.scale[-1]).to(frame.device)  # float64
+        families = frame.arrays.families  # hats, one family per field
+        self._sizes = [sum(family.level_sizes) for family in families]
+        self._scales = [torch.tensor(family.scale[-1]).to(frame.device) for family in families]  # float64
         self._analyses: dict[torch.dtype, FrameAnalysis] = {}
 
     def on_hats(self, b: Tensor) -> Tensor:
         """(B, N) a functional on the nodal basis from its values b (B, Nhat) on the frame: its last hats are nodal."""
-        return b[:, b.shape[1] - len(self._scale) :] / self._scale.to(b.dtype)
+        pieces = zip(b.split(self._sizes, dim=1), self._scales, strict=True)
+        return torch.cat([own[:, own.shape[1] - len(scale) :] / scale.to(b.dtype) for own, scale in pieces], dim=1)
 
     def size(self, r: Tensor) -> Tensor:
         """(B,) ‖Hᵀr‖ for nodal residuals r (N, B): their norm on the frame."""

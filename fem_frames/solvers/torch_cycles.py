@@ -79,7 +79,12 @@ class TorchMultigrid(SampleMultigrid):
             weights, diagonals = ([value / self.scale for value in values] for values in (weights, diagonals))
         matrices = [c.to(dtype) for c in weights]
         self.matrices = [GraphMatrix(level.products, c) for level, c in zip(self._levels, matrices, strict=True)]
-        self.inverse_diagonals = [value.reciprocal().to(dtype) for value in diagonals]  # (n, B)
+        inverses = [
+            level.products.inverse_blocks(c, D) for level, c, D in zip(self._levels, weights, diagonals, strict=True)
+        ]
+        self.inverse_diagonals = [entries[0].to(dtype) for entries in inverses]  # (n, B)
+        self.inverse_couplings = [[entry.to(dtype) for entry in entries[1:]] for entries in inverses]
+        """On each level (n, B) for each partner of an unknown (`GraphProducts.partners`)."""
         self._coarsest = _inverse(self._levels[0].dense(weights[0]))  # (n, n, B)
 
     @property
@@ -107,7 +112,7 @@ class TorchMultigrid(SampleMultigrid):
         r = self._residual(len(self._levels) - 1, v, b)
         square = torch.zeros(r.shape[1], dtype=self.wide, device=r.device)
         for j in range(len(self._levels) - 1, 0, -1):
-            square += dot(r, self.inverse_diagonals[j] * r)
+            square += dot(r, self.smoother(j, r))
             r = self._restricted(j, r)
         return square + dot(r, self.coarsest(r))
 
@@ -135,14 +140,25 @@ class TorchMultigrid(SampleMultigrid):
         """(n, B) the solution on the coarsest level."""
         return (self._coarsest * b.to(self.wide)).sum(1).to(self.dtype)
 
+    def smoother(self, j: int, r: Tensor) -> Tensor:
+        """(n, B) D⁻¹ r on level j, with the blocks D of unknowns at the same point."""
+        made = self.inverse_diagonals[j] * r
+        for partner, entries in zip(self._levels[j].products.partners, self.inverse_couplings[j], strict=True):
+            made = made + entries * r[partner]
+        return made
+
     def _smoothed(self, j: int, v: Tensor | None, b: Tensor, weights: Weights) -> Tensor | None:
-        D = self.inverse_diagonals[j]
         for w in weights:
             if v is None:
-                v = D * b * w
+                v = self.smoother(j, b) * w
                 continue
             r = self._residual(j, v, b)
-            v = v.addcmul_(r, D, value=w) if isinstance(w, float) and _owned(v) else v + r * D * w
+            if not (isinstance(w, float) and _owned(v)):
+                v = v + self.smoother(j, r) * w
+                continue
+            v = v.addcmul_(r, self.inverse_diagonals[j], value=w)
+            for partner, entries in zip(self._levels[j].products.partners, self.inverse_couplings[j], strict=True):
+                v = v.addcmul_(r[partner], entries, value=w)
         return v
 
     def _residual(self, j: int, v: Tensor, b: Tensor) -> Tensor:

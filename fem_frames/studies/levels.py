@@ -61,6 +61,9 @@ def cached_frame(
 
 def embedded(w: Tensor, coarse: FrameArrays, fine: FrameArrays) -> Tensor:
     """(B, Nhat) coefficients in a frame with more fine levels: w comes first in each family, then zeros."""
+    other = next((f for f in coarse.fields if not f.element.nested), None)
+    if other is not None and len(coarse.levels) < len(fine.levels):
+        raise ValueError(f"{other.name} in {other.element.name} has no coefficients on the levels of a finer frame")
     parts = []
     for part, short, long in zip(
         w.split([sum(f.level_sizes) for f in coarse.families], dim=1), coarse.families, fine.families, strict=True
