@@ -137,7 +137,7 @@ class EquationParts:
         y = self.check_parameters(y).to(self.wide)  # type: ignore[attr-defined]
         if not self._own_loads.depends_on_y:
             return self._fixed
-        return self._tested(self._fixed + self._own_loads.varying(y), y, "a load")  # type: ignore[attr-defined]
+        return self._tested(self._fixed + self._own_loads.varying(y), y, "a load")
 
     def frame_functional(self, y: Tensor) -> Tensor:
         """(B or 1, Nhat) the same loads on the frame."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from fem_frames.frame.discretisation import Discretisation
 from fem_frames.mesh.checks import group_tags
@@ -16,9 +16,16 @@ def check_equation(hierarchy: MeshHierarchy, problem: Problem, data: Discretisat
     """Raises a ValueError if the equation of a problem names unknown groups, or cannot have one solution."""
     for error in unknown_groups(hierarchy, problem, data.regions):
         raise error
-    for part, field in zip(problem.density().reduced.parts, data.fields, strict=True):
-        if part.element == "P1" and not field.fixed[-1].any():
-            raise ValueError(
+    fixed = {field.name: bool(field.fixed[-1].any()) for field in data.fields}
+    for error in free_parts(problem, fixed):
+        raise error
+
+
+def free_parts(problem: Problem, fixed: Mapping[str, bool]) -> Iterator[ValueError]:
+    """An error for every field that is determined up to constants only; `fixed` tells which have boundary values."""
+    for part in problem.density().reduced.parts:
+        if part.element == "P1" and not fixed[part.name]:
+            yield ValueError(
                 f"nothing fixes {part.name}: the equation has only its derivatives, and its boundary values are given "
                 f"nowhere; give dirichlet, or add a term with {part.name} itself"
             )
