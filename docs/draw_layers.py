@@ -25,7 +25,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "mesh.hierarchy": ("fem_frames.mesh.hierarchy",),
     "formulations.registry": ("fem_frames.formulations.registry",),
     "fenicsx: door, refinement": tuple(
-        f"fem_frames.fenicsx.{name}" for name in ("absence", "door", "petsc", "parallel", "refinement", "weak_forms")
+        f"fem_frames.fenicsx.{name}"
+        for name in ("absence", "door", "petsc", "parallel", "refinement", "form_scalars", "weak_forms")
     ),
     "frame": ("fem_frames.frame",),
     "fenicsx: reference, sweep": ("fem_frames.fenicsx",),

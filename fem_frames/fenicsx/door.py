@@ -15,7 +15,7 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -293,6 +293,20 @@ def abstract_vector(d: int, count: int) -> Any:
         return ufl.Coefficient(ufl.FunctionSpace(domain, ufl.VectorElement("Lagrange", cell, 3, dim=count)))
     domain = ufl.Mesh(basix.ufl.element("Lagrange", name, 1, shape=(d,)))
     return ufl.Coefficient(ufl.FunctionSpace(domain, basix.ufl.element("Lagrange", name, 3, shape=(count,))))
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """UFL logs the errors that it raises: without that, one message is left."""
+    loggers = [logging.getLogger(name) for name in ("UFL", "ufl")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def lowered(form: Any) -> Any:

@@ -14,33 +14,29 @@ from typing import Any
 
 from fem_frames.fenicsx import door
 from fem_frames.fenicsx.door import ufl
-from fem_frames.problem.callbacks import calling
-from fem_frames.problem.densities import CELLS, ENERGY, FACETS, RESIDUAL, Density, Group, Integral, Part, check_programs
+from fem_frames.fenicsx.form_scalars import ONE_CELL, Scalars
+from fem_frames.problem.callbacks import calling, is_ours
+from fem_frames.problem.densities import CELLS, ENERGY, FACETS, RESIDUAL, Density, Group, Integral, check_programs
 from fem_frames.problem.equation import Equation
-from fem_frames.problem.programs import NoProgramError, ProgramBuilder, Value
+from fem_frames.problem.programs import NoProgramError, Value
 
 KINDS = {"cell": CELLS, "exterior_facet": FACETS}
-FUNCTIONS = {
-    **{
-        name: name
-        for name in ("sqrt", "exp", "cos", "sin", "tan", "cosh", "sinh", "tanh", "acos", "asin", "atan", "erf")
-    },
-    "ln": "log",
-}
-COMPARISONS = {"<": "lt", "<=": "le", ">": "gt", ">=": "ge", "==": "eq", "!=": "ne"}
-SIZES = {"CellDiameter": 0, "CellVolume": 1, "Circumradius": 2}
-HOW = "it is a function of the fields{tests}, y, x, dx and ds that returns a UFL form"
-ONE_CELL = "which no single cell knows: integrals over facets between cells (dS) have no place in a conforming method"
-REFUSED = {
-    "PositiveRestricted": f"it restricts to one side of a facet, {ONE_CELL}; use dx and ds alone",
-    "NegativeRestricted": f"it restricts to one side of a facet, {ONE_CELL}; use dx and ds alone",
-    "CellAvg": "averages over cells are not supported; write the integrand itself",
-    "FacetAvg": "averages over facets are not supported; write the integrand itself",
-    "ComplexValue": "it has complex numbers; write real and imaginary parts as two fields",
-    "Imag": "it has complex numbers; write real and imaginary parts as two fields",
-    "FacetArea": "sizes of facets are not supported; use CellDiameter",
-    "QuadratureWeight": "quadrature weights are not supported",
-}
+FIRST_TAG = 2**20
+"""Tags of integrals start here, far from those in forms that ignore the given dx and ds."""
+HINTS = (
+    (("positional argument",), "it is called as {call}"),
+    (("out of bounds", "out of range", "already indexed"), "{sizes}"),
+    (("'groupmeasure'",), "the integrand comes first: f * dx"),
+    (("'form'",), "end every term with * dx or * ds"),
+    (("in a python context",), "write conditional(gt(a, b), c, d) in place of if"),
+    (("ufunc", "must be tensor", "__float__"), "take functions such as exp from ufl"),
+    (("math domain",), "roots and logarithms of negative numbers do not exist"),
+    (
+        ("shape", "rank", "scalar", "free ind"),
+        "numbers and vectors do not fit: {sizes}; use inner, dot, tr, or components",
+    ),
+)
+"""Parts of the messages of Python and UFL, in small letters, and what helps."""
 
 
 class GroupMeasure:
@@ -83,22 +79,50 @@ class Arguments:
     def __init__(self, equation: Equation, d: int, fields: Sequence[Any], tests: Sequence[Any], y: Any, x: Any) -> None:
         self.equation, self.d = equation, d
         self._fixed = (*fields, *tests, y, x)
+        self._sizes = [
+            *(_size(f.name, field) for f, field in zip(equation.fields, fields, strict=True)),
+            *(_size(name, value) for name, value in (("y", y), ("x", x))),
+        ]
 
     def form(self, integrate: Callable[[str], Callable[[Any, tuple[Group, ...]], Any]]) -> Any:
         """The user's form; `integrate("dx")` makes an integral of an integrand and groups."""
         equation = self.equation
-        how = HOW.format(tests="" if equation.residual is None else ", their test functions")
         measures = [GroupMeasure(name, integrate(name)) for name in ("dx", "ds")]
-        with calling(equation.what, equation.function, how):
+        with door.quiet(), calling(equation.what, equation.function, self._advice):
             form = equation.function(*self._fixed, *measures)
         if isinstance(form, int | float) and form == 0:
-            raise ValueError(
-                f"{equation.what} is zero: return a form, such as inner(grad(u), grad(u)) / 2 * dx - u * dx"
-            )
+            raise ValueError(_zero(equation))
         if not isinstance(form, ufl.Form):
             kind = "nothing" if form is None else f"a {type(form).__name__}"
             raise ValueError(f"{equation.what} returns {kind}, not a form: end every term with * dx or * ds")
         return form
+
+    def _advice(self, error: BaseException) -> str:
+        if is_ours(error):
+            return ""
+        names, sizes = [f.name for f in self.equation.fields], ", ".join(self._sizes)
+        tests = [f"v_{name}" if len(names) > 1 else "v" for name in names]
+        function = "energy" if self.equation.residual is None else "residual"
+        given = ", ".join([*names, *(() if self.equation.residual is None else tests), "y", "x", "dx", "ds"])
+        told = str(error).lower()
+        hint = next((hint for parts, hint in HINTS if any(part in told for part in parts)), "")
+        return (hint or "it is called as {call} and returns a UFL form").format(
+            call=f"{function}({given})", sizes=sizes
+        )
+
+
+def _size(name: str, value: Any) -> str:
+    """The number of entries of an argument, in words."""
+    if not value.ufl_shape:
+        return f"{name} is a number"
+    (count,) = value.ufl_shape
+    return (
+        f"{name} has {count} entries, {name}[0] to {name}[{count - 1}]" if count > 1 else f"{name} has one, {name}[0]"
+    )
+
+
+def _zero(equation: Equation) -> str:
+    return f"{equation.what} is zero: return a form, such as inner(grad(u), grad(u)) / 2 * dx - u * dx"
 
 
 def fields_of(equation: Equation, d: int, components: Sequence[Any]) -> list[Any]:
@@ -135,21 +159,25 @@ def compile_equation(equation: Equation, d: int, p: int) -> Density:
         def made(integrand: Any, groups: tuple[Group, ...]) -> Any:
             if (name, groups) not in known:
                 known.append((name, groups))
-            return integrand * measure(1 + known.index((name, groups)))
+            return integrand * measure(FIRST_TAG + known.index((name, groups)))
 
         return made
 
     form = Arguments(equation, d, fields, tests, y, x).form(integrate)
+
+    def scalars(on_facets: bool) -> Scalars:
+        return Scalars(u, v, y, parts, equation, d, on_facets=on_facets)
+
     try:
-        integrals = tuple(_integrals(form, known, lambda: _Scalars(u, v, y, parts, equation, d)))
+        integrals = tuple(_integrals(form, known, scalars))
         monotonicity = None
         if equation.monotonicity is not None:
             with calling("monotonicity", equation.monotonicity, "it is a function of y that returns a number"):
                 claimed = ufl.as_ufl(equation.monotonicity(y))
-            scalars = _Scalars(None, None, y, parts, equation, d)
-            monotonicity = scalars.builder.program(scalars.of(door.lowered(claimed)))
+            of_y = Scalars(None, None, y, parts, equation, d)
+            monotonicity = of_y.builder.program(of_y.of(door.lowered(claimed)))
         if not integrals:
-            raise NoProgramError("it is zero")
+            raise ValueError(_zero(equation))
         kind = ENERGY if equation.residual is None else RESIDUAL
         density = Density(kind, d, p, parts, integrals, monotonicity=monotonicity)
         check_programs(density)
@@ -161,12 +189,14 @@ def compile_equation(equation: Equation, d: int, p: int) -> Density:
 
 
 def _integrals(
-    form: Any, known: Sequence[tuple[str, tuple[Group, ...]]], scalars: Callable[[], _Scalars]
+    form: Any, known: Sequence[tuple[str, tuple[Group, ...]]], scalars: Callable[[bool], Scalars]
 ) -> Iterator[Integral]:
     if form.arguments():
         raise NoProgramError("it has test or trial functions of its own: give the energy, or use those of residual=")
-    places: dict[tuple[str, tuple[Group, ...]], tuple[_Scalars, list[Value]]] = {}
-    for integral in door.lowered(form).integrals():
+    places: dict[tuple[str, tuple[Group, ...]], tuple[Scalars, list[Value]]] = {}
+    with door.quiet():
+        lowered = door.lowered(form)
+    for integral in lowered.integrals():
         kind, tag = integral.integral_type(), integral.subdomain_id()
         if kind == "interior_facet":
             raise NoProgramError(f"it has an integral over facets between cells (dS), {ONE_CELL}")
@@ -176,196 +206,15 @@ def _integrals(
             raise NoProgramError("an integral has metadata of its own; quadrature_degree is a setting of Problem")
         tags = tag if isinstance(tag, tuple) else (tag,)
         for number in tags:
-            own = isinstance(number, int) and 0 < number <= len(known)
+            own = isinstance(number, int) and FIRST_TAG <= number < FIRST_TAG + len(known)
             if not own and number not in ("everywhere", "otherwise"):
-                raise NoProgramError(f"an integral has the subdomain {number!r}; use the dx and ds that are given")
-            key = known[number - 1] if own else ({"cell": "dx"}.get(kind, "ds"), ())
-            reader, values = places.setdefault(key, (scalars(), []))
+                raise NoProgramError(
+                    f"an integral over the group {number!r} has a measure of its own: use the dx and ds that are given"
+                )
+            key = known[number - FIRST_TAG] if own else ({"cell": "dx"}.get(kind, "ds"), ())
+            reader, values = places.setdefault(key, (scalars(KINDS[kind] == FACETS), []))
             values.append(reader.of(integral.integrand()))
     for (name, groups), (reader, values) in places.items():
         total = reader.builder.total(values)
         if total != 0.0:
             yield Integral(CELLS if name == "dx" else FACETS, groups, reader.builder.program(total))
-
-
-class _Scalars:
-    """Maps lowered UFL expressions to values of a program."""
-
-    def __init__(self, u: Any, v: Any, y: Any, parts: Sequence[Part], equation: Equation, d: int) -> None:
-        self.builder = ProgramBuilder()
-        self._y, self._d = y, d
-        self._letters = [(function, letter) for function, letter in ((u, "s"), (v, "v")) if function is not None]
-        self._components = list(_components(equation, parts, d))
-        self._memo: dict[Any, Value] = {}
-
-    def of(self, e: Any, component: tuple[int, ...] = (), indices: dict[int, int] | None = None) -> Value:
-        indices = indices or {}
-        own = {number: indices[number] for number in _free(e) if number in indices}
-        key = (e, component, tuple(sorted(own.items())))
-        if key not in self._memo:
-            self._memo[key] = self._visit(e, component, indices)
-        return self._memo[key]
-
-    def _visit(self, e: Any, component: tuple[int, ...], indices: dict[int, int]) -> Value:
-        name = type(e).__name__
-        if name in REFUSED:
-            raise NoProgramError(REFUSED[name])
-        handler = getattr(self, f"_{name}", None)
-        if handler is not None:
-            return handler(e, component, indices)
-        if isinstance(e, ufl.classes.ScalarValue):
-            return float(e._value)
-        if isinstance(e, ufl.classes.MathFunction) and e._name in FUNCTIONS:
-            return self.builder.add(FUNCTIONS[e._name], self.of(e.ufl_operands[0], (), indices))
-        if isinstance(e, ufl.classes.BinaryCondition) and e._name in COMPARISONS:
-            return self.builder.add(COMPARISONS[e._name], *(self.of(o, (), indices) for o in e.ufl_operands))
-        if isinstance(e, ufl.classes.Coefficient):
-            return self._function(e, component)
-        if isinstance(e, ufl.classes.Constant):
-            return self._constant(e, component)
-        if isinstance(e, ufl.classes.Argument):
-            raise NoProgramError(
-                "it has a test or trial function of its own: give the energy, or use those of residual="
-            )
-        raise NoProgramError(f"{name} is not supported: {str(e)[:60]}; write it with sums, products and functions")
-
-    # ---- terminals
-
-    def _function(self, e: Any, component: tuple[int, ...]) -> Value:
-        letter = next((letter for function, letter in self._letters if function == e), None)
-        if letter is None:
-            raise NoProgramError(
-                f"it has the function {e}, which is no field of the equation: write data as expressions in x and y"
-            )
-        return self.builder.total((letter, i) for i in self._components[component[0]].values)
-
-    def _constant(self, e: Any, component: tuple[int, ...]) -> Value:
-        if e != self._y:
-            raise NoProgramError(f"it has the constant {e}: write the number itself, or make it a parameter")
-        return "y", component[0]
-
-    def _Grad(self, e: Any, component: tuple[int, ...], indices: dict[int, int]) -> Value:
-        (f,) = e.ufl_operands
-        letter = next((letter for function, letter in self._letters if function == f), None)
-        if letter is None:
-            what = "second derivatives" if type(f).__name__ == "Grad" else f"the gradient of a {type(f).__name__}"
-            raise NoProgramError(
-                f"it has {what}, which the states of cells do not have: integrate by parts, or make the flux a field"
-            )
-        which, direction = component
-        return self._components[which].slope(self.builder, letter, direction)
-
-    def _SpatialCoordinate(self, e: Any, component: tuple[int, ...], indices: dict[int, int]) -> Value:
-        return "x", component[0] if component else 0
-
-    def _FacetNormal(self, e: Any, component: tuple[int, ...], indices: dict[int, int]) -> Value:
-        return "n", component[0] if component else 0
-
-    def _size(self, e: Any, component: tuple[int, ...], indices: dict[int, int]) -> Value:
-        return "h", SIZES[type(e).__name__]
-
-    _CellDiameter = _CellVolume = _Circumradius = _size
-
-    def _Zero(self, e: Any, component: tuple[int, ...], indices: dict[int, int]) -> Value:
-        return 0.0
-
-    def _Identity(self, e: Any, component: tuple[int, ...], indices: dict[int, int]) -> Value:
-        return float(component[0] == component[1])
-
-    # ---- operators
-
-    def _Indexed(self, e: Any, component: tuple[int, ...], indices: dict[int, int]) -> Value:
-        inner, multi = e.ufl_operands
-        return self.of(inner, _numbers(multi, indices), indices)
-
-    def _ComponentTensor(self, e: Any, component: tuple[int, ...], indices: dict[int, int]) -> Value:
-        inner, multi = e.ufl_operands
-        own = {index.count(): k for index, k in zip(multi.indices(), component, strict=True)}
-        return self.of(inner, (), {**indices, **own})
-
-    def _ListTensor(self, e: Any, component: tuple[int, ...], indices: dict[int, int]) -> Value:
-        return self.of(e.ufl_operands[component[0]], component[1:], indices)
-
-    def _IndexSum(self, e: Any, component: tuple[int, ...], indices: dict[int, int]) -> Value:
-        inner, multi = e.ufl_operands
-        (index,) = multi.indices()
-        return self.builder.total(
-            self.of(inner, component, {**indices, index.count(): k}) for k in range(e.dimension())
-        )
-
-    def _Sum(self, e: Any, component: tuple[int, ...], indices: dict[int, int]) -> Value:
-        return self.builder.total(self.of(o, component, indices) for o in e.ufl_operands)
-
-    def _Product(self, e: Any, component: tuple[int, ...], indices: dict[int, int]) -> Value:
-        found: Value = 1.0
-        for o in e.ufl_operands:
-            found = self.builder.add("mul", found, self.of(o, (), indices))
-        return found
-
-    def _Division(self, e: Any, component: tuple[int, ...], indices: dict[int, int]) -> Value:
-        a, b = e.ufl_operands
-        return self.builder.add("div", self.of(a, component, indices), self.of(b, (), indices))
-
-    def _two(self, e: Any, component: tuple[int, ...], indices: dict[int, int]) -> Value:
-        name = {"Power": "pow", "MinValue": "minimum", "MaxValue": "maximum", "Atan2": "atan2"}[type(e).__name__]
-        return self.builder.add(name, *(self.of(o, (), indices) for o in e.ufl_operands))
-
-    _Power = _MinValue = _MaxValue = _Atan2 = _two
-
-    def _Abs(self, e: Any, component: tuple[int, ...], indices: dict[int, int]) -> Value:
-        return self.builder.add("abs", self.of(e.ufl_operands[0], component, indices))
-
-    def _Conditional(self, e: Any, component: tuple[int, ...], indices: dict[int, int]) -> Value:
-        condition, true, false = e.ufl_operands
-        chosen = self.of(true, component, indices), self.of(false, component, indices)
-        return self.builder.add("where", self.of(condition, (), indices), *chosen)
-
-    def _condition(self, e: Any, component: tuple[int, ...], indices: dict[int, int]) -> Value:
-        parts = [self.of(o, (), indices) for o in e.ufl_operands]
-        if type(e).__name__ == "NotCondition":
-            return self.builder.add("logical_not", parts[0])
-        return self.builder.add("mul" if type(e).__name__ == "AndCondition" else "maximum", *parts)
-
-    _AndCondition = _OrCondition = _NotCondition = _condition
-
-    def _same(self, e: Any, component: tuple[int, ...], indices: dict[int, int]) -> Value:
-        return self.of(e.ufl_operands[0], component, indices)
-
-    _Variable = _Conj = _Real = _same
-
-
-class _Component:
-    """One component of a field: where the states have its value and its derivatives."""
-
-    def __init__(self, values: tuple[int, ...], slopes: Sequence[tuple[tuple[int, float], ...]]) -> None:
-        """`values`: entries whose sum is the value; `slopes`: for each direction entries and their factors."""
-        self.values, self._slopes = values, slopes
-
-    def slope(self, builder: ProgramBuilder, letter: str, direction: int) -> Value:
-        return builder.total(builder.add("mul", factor, (letter, entry)) for entry, factor in self._slopes[direction])
-
-
-def _components(equation: Equation, parts: Sequence[Part], d: int) -> Iterator[_Component]:
-    """All components one after the other, as `fields_of` takes them."""
-    places = {part.name: part.start for part in parts}
-    for unknown in equation.fields:
-        if unknown.element == "RT0":
-            start = places[unknown.name]
-            for i in range(d):  # ∂_j τ_i = δ_ij div τ / d
-                own = ((start + d, 1.0 / d),)
-                yield _Component((start + i,), [own if i == j else () for j in range(d)])
-            continue
-        for name in unknown.names():
-            starts = (places[name], *([places[f"{name} bubbles"]] if unknown.element == "P2" else []))
-            yield _Component(starts, [tuple((at + 1 + j, 1.0) for at in starts) for j in range(d)])
-
-
-def _free(e: Any) -> tuple[int, ...]:
-    try:
-        return tuple(e.ufl_free_indices)
-    except (AttributeError, ValueError):  # conditions and multi-indices have none
-        return ()
-
-
-def _numbers(multi: Any, indices: dict[int, int]) -> tuple[int, ...]:
-    return tuple(int(i) if isinstance(i, ufl.classes.FixedIndex) else indices[i.count()] for i in multi.indices())

@@ -134,6 +134,8 @@ class EquationParts:
     def _set_up_loads(self) -> None:
         self._own_loads = EquationLoads(self, self.density)  # type: ignore[arg-type]
         fixed = torch.as_tensor(self._own_loads.fixed)[None]  # (1, N)
+        if not torch.isfinite(fixed).all():
+            raise NotFiniteError("a load of the equation is not finite: change the equation")
         self._fixed = fixed.to(self.wide).to(self.frame.device)
         on_frame = make_synthesis(self.frame.arrays, torch.float64, torch.device("cpu")).T(fixed)
         self._fixed_on_frame = self.rounded(on_frame, "the load").to(self.frame.device)  # type: ignore[attr-defined]
@@ -141,7 +143,9 @@ class EquationParts:
     def functional(self, y: Tensor) -> Tensor:
         """(B or 1, N) the loads on nodal values."""
         y = self.check_parameters(y).to(self.wide)  # type: ignore[attr-defined]
-        return self._fixed + self._own_loads.varying(y) if self._own_loads.depends_on_y else self._fixed
+        if not self._own_loads.depends_on_y:
+            return self._fixed
+        return self._tested(self._fixed + self._own_loads.varying(y), y, "a load")
 
     def frame_functional(self, y: Tensor) -> Tensor:
         """(B or 1, Nhat) the same loads on the frame."""
@@ -158,6 +162,19 @@ class EquationParts:
 
     def affine_weights(self) -> None:
         return None
+
+    def _tested(self, values: Tensor, y: Tensor, what: str) -> Tensor:
+        """The values (B, …), if they are finite; in training steps only a test is kept."""
+        tests = unseen(values)
+        if tests is not None:
+            tests.append(torch.isfinite(values.detach()).all())
+        elif is_plain(values) and not torch.isfinite(values).all():
+            sample = int((~torch.isfinite(values)).nonzero()[0, 0])
+            raise NotFiniteError(
+                f"{what} of the equation is not finite for y = "
+                f"{numbers(y.reshape(-1, y.shape[-1])[sample].tolist())}: change the equation, or the parameters"
+            )
+        return values
 
 
 class StateEquation(EquationParts, Formulation):
@@ -203,7 +220,7 @@ class StateEquation(EquationParts, Formulation):
     def loss(self, w: Tensor, y: Tensor) -> Tensor:
         self.check_coefficients(w, y)
         found = self._energy(self._cells(w, y), y) - dot(self.frame_functional(y), w) - self.lift_functional(y)
-        return self._tested(found, y)
+        return self._tested(found, y, "the energy")
 
     def loss_and_residual(self, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         self.check_coefficients(w, y)
@@ -211,7 +228,7 @@ class StateEquation(EquationParts, Formulation):
         on_frame = self.frame_functional(y)
         loss = value - dot(on_frame, w) - self.lift_functional(y)
         back = flat_first(slope.to(self.frame.dtype), w)
-        return self._tested(loss, y), (self.frame.D.T(back) - on_frame).reshape(w.shape)
+        return self._tested(loss, y, "the energy"), (self.frame.D.T(back) - on_frame).reshape(w.shape)
 
     def residual_product(self, w: Tensor, z: Tensor, y: Tensor) -> Tensor:
         slope = self._slope(self._cells(w, y), y)[1]
@@ -225,19 +242,6 @@ class StateEquation(EquationParts, Formulation):
     def _wide_cells(self, states: Tensor) -> Tensor:
         """(K, m, B) states (B, K m) in the wide precision."""
         return cells_last(states, level_matrices.state_size(self.frame.arrays)).to(self.wide)
-
-    def _tested(self, loss: Tensor, y: Tensor) -> Tensor:
-        """The loss, if it is finite; in training steps only a test is kept."""
-        tests = unseen(loss)
-        if tests is not None:
-            tests.append(torch.isfinite(loss.detach()).all())
-        elif is_plain(loss) and not torch.isfinite(loss).all():
-            sample = int((~torch.isfinite(loss)).nonzero()[0])
-            raise NotFiniteError(
-                f"the energy is not finite for y = {numbers(y.reshape(-1, y.shape[-1])[sample].tolist())}: change the "
-                "equation, or the parameters"
-            )
-        return loss
 
 
 class QuadraticEquation(StateEquation, QuadraticFormulation):
@@ -271,6 +275,14 @@ class QuadraticEquation(StateEquation, QuadraticFormulation):
         K, m, B = self._sizes(y)
         zero = torch.zeros(K, m, B, dtype=self.wide, device=self.frame.device)
         return -self._slope(zero, y)[1]
+
+    def oscillation(self, y: Tensor) -> Tensor:
+        y = self.check_parameters(y)
+        return self._energy(torch.zeros(self._sizes(y), dtype=self.wide, device=self.frame.device), y)
+
+    def _checked_load(self, y: Tensor) -> Tensor:
+        K, m, B = self._sizes(y)
+        return self._checked("first derivatives", self.state_functional, y, [(K, m, B)])
 
 
 class DiffusionEquation(EquationParts, Energy):

@@ -403,7 +403,7 @@ class Formulation(ABC):
         return None
 
     def oscillation(self, y: Tensor) -> Tensor:
-        """(B or 1,) the part of a loss of squares that no discrete function can change."""
+        """(B or 1,) the part of a loss of squares, or of an equation, that no discrete function can change."""
         return torch.zeros(1, dtype=self.wide, device=self.frame.device)
 
     def state_functional(self, y: Tensor) -> Tensor | None:

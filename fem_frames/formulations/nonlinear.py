@@ -15,10 +15,12 @@ from fem_frames.formulations.equations import StateEquation
 from fem_frames.formulations.error_norms import ErrorNorm
 from fem_frames.formulations.place_values import PlaceValues
 from fem_frames.formulations.quadratic import KERNEL, least_ratios
+from fem_frames.formulations.second_derivatives import SecondDerivative
 from fem_frames.formulations.state_integrals import StateIntegral
 from fem_frames.frame import level_matrices
 from fem_frames.operators.cells import CellBlocks, Congruent, flat_first
-from fem_frames.operators.linear import dot
+from fem_frames.operators.checking import is_watched
+from fem_frames.operators.linear import LinearOperator, dot
 from fem_frames.problem.convexity import LowerBound, quadratic_lower_bound
 from fem_frames.problem.densities import Density
 from fem_frames.problem.program_values import evaluated
@@ -84,14 +86,22 @@ class NonlinearEquation(StateEquation):
         states = self.nodal_differential(v)
         return self._wide_cells(states + self.lift(y) if self.lifted else states)
 
-    def C(self, y: Tensor) -> CellBlocks:
-        return self._on_cells(self._blocks(self._lifted(y), y))
+    def _second(self, s: Tensor, y: Tensor) -> LinearOperator:
+        """ψ'' at states s (K, m, B): products with it need no blocks, unless torch watches."""
+        if is_watched(s) or is_watched(y):
+            return self._on_cells(self._blocks(s, y))
+        K, m, _ = s.shape
+        wide = self.check_parameters(y).to(self.wide)
+        return SecondDerivative(self._integrals, wide, (K, m), self.frame.dtype, s)
+
+    def C(self, y: Tensor) -> LinearOperator:
+        return self._second(self._lifted(y), y)
 
     def local_matrices(self, y: Tensor) -> Tensor:
         return self._local(self._blocks(self._lifted(y), y))
 
     def curvature(self, w: Tensor, y: Tensor) -> Congruent:
-        return Congruent(self.frame.D, self._on_cells(self._blocks(self._cells(w, y), y)))
+        return Congruent(self.frame.D, self._second(self._cells(w, y), y))
 
     def nodal_curvature(self, v: Tensor, y: Tensor) -> Congruent:
         local = self._local(self._blocks(self._nodal_cells(v, y), y))
@@ -116,7 +126,7 @@ class NonlinearEquation(StateEquation):
     def nodal_loss(self, v: Tensor, y: Tensor) -> Tensor:
         """(B,) the loss from the states of nodal values v = H w."""
         found = self._energy(self._nodal_cells(v, y), y) - dot(self.functional(y), v) - self.lift_functional(y)
-        return self._tested(found, y)
+        return self._tested(found, y, "the energy")
 
     # ---- error bounds
 

@@ -146,9 +146,10 @@ class QuadraticFormulation(Formulation):
         wrong = least < -1e-6 * self._checked_blocks(y).abs().amax((0, 1, 2))[:, None]
         if wrong.any():
             sample, cell = (int(i) for i in wrong.nonzero()[0])
+            advice = "give blocks that are not negative" if self.problem.equation is None else "change the equation"
             raise ValueError(
                 f"C_y of {self.name} has the eigenvalue {float(least[sample, cell]):.2g} in cell {cell} for y = "
-                f"{numbers(y[sample].tolist())}: the functional may have no minimum; give blocks that are not negative"
+                f"{numbers(y[sample].tolist())}: the functional may have no minimum; {advice}"
             )
 
     def _least_eigenvalues(self, y: Tensor) -> Tensor:

@@ -94,7 +94,7 @@ class FrameArrays:
     boundary: BoundaryFacets | None = None
     """Facets whose data enter the functional for each y; None if no boundary data are evaluated for each y."""
     groups: FacetGroups | None = None
-    """All finest boundary facets, for outputs; None in files of earlier versions and in coarsened frames."""
+    """All finest boundary facets, for outputs and equations; None in files of earlier versions."""
     _simplices: dict[tuple[int, int], tuple[Ints, Ints]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -26,9 +26,10 @@ def coarsened(arrays: FrameArrays, count: int, regions: Callable[[Floats], npt.A
     """The frame on its first `count` levels; see `FrameArrays.coarsened`."""
     levels, d = arrays.levels[:count], arrays.dimension
     points = arrays.points[: arrays.point_count(count - 1)].copy()
-    load = arrays.neumann_load.copy()
+    load, groups = arrays.neumann_load.copy(), arrays.groups
     for index in range(len(arrays.levels) - 1, count - 1, -1):  # a coarse hat is a sum of finer hats
         size, ends = arrays.point_count(index - 1), arrays.levels[index].ends
+        groups = None if groups is None else groups.coarsened(size, ends)
         np.add.at(load, ends, 0.5 * load[size : size + len(ends), None])
         load = load[:size].copy()
     K = len(levels[-1].cells)
@@ -55,7 +56,7 @@ def coarsened(arrays: FrameArrays, count: int, regions: Callable[[Floats], npt.A
         regions=tags.astype(np.int64),
         neumann_load=load,
         boundary=None if arrays.boundary is None else arrays.boundary.coarsened(count),
-        groups=arrays.groups if count == len(arrays.levels) else None,
+        groups=groups,
     )
 
 

@@ -16,6 +16,7 @@ from fem_frames.frame.coarse_space import size_limit
 from fem_frames.frame.curvature import check_elements
 from fem_frames.frame.discretisation import Discretisation
 from fem_frames.frame.elements import Element
+from fem_frames.frame.equation_checks import check_equation
 from fem_frames.frame.families import FieldLevel, FrameFamily
 from fem_frames.frame.witnesses import neumann_witnesses
 from fem_frames.mesh.hierarchy import MeshHierarchy
@@ -40,6 +41,8 @@ def export_frame(
     """
     hierarchy.check_problem(problem)
     data = Discretisation.from_hierarchy(hierarchy, problem, formulation)
+    if problem.equation is not None:
+        check_equation(hierarchy, problem, data)
     if problem.curved:
         check_elements([f.element for f in data.fields])
     first = _first_level(data, problem.first_level if first_level is None else first_level)

@@ -6,12 +6,12 @@ F boundary facets, Q points of a facet's rule, d dimension.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from fem_frames.mesh.geometry import Floats, Ints
+from fem_frames.mesh.geometry import Floats, Ints, row_keys
 from fem_frames.mesh.hierarchy import MeshHierarchy
 from fem_frames.problem.definition import Problem
 
@@ -43,6 +43,17 @@ class FacetGroups:
             np.array(rule[0]),
             np.array(rule[1]),
         )
+
+    def coarsened(self, count: int, ends: Ints) -> FacetGroups:
+        """The facets of the mesh one level coarser, with `count` points; finer points are the middles of `ends`."""
+        d, own = self.facets.shape[1], np.arange(count)[:, None]
+        corners = np.concatenate([np.repeat(own, 2, axis=1), ends])[self.facets].reshape(-1, 2 * d)
+        corners.sort(axis=1)  # a facet and its parent have the same corners and middles of them
+        first = np.ones(corners.shape, bool)
+        first[:, 1:] = corners[:, 1:] != corners[:, :-1]
+        parents = corners[first].reshape(-1, d)
+        kept = np.sort(np.unique(row_keys(parents, count), return_index=True)[1])
+        return replace(self, facets=parents[kept], tags=self.tags[kept], conditions=self.conditions[kept])
 
     def flat(self) -> dict[str, npt.NDArray]:
         """All arrays by their names in a file."""

@@ -171,7 +171,7 @@ def nodal_prolongation(arrays: FrameArrays, field: FrameField, index: int) -> sp
 
 def _by_families(arrays: FrameArrays, table: Callable[[FrameField, int], Floats], points: int) -> sparse.csr_array:
     """Rows for every finest cell and its `points`; `table` maps field and level to (K, …, c, L) for the nodal basis."""
-    K, blocks = len(arrays.volumes), []
+    K, blocks, order = len(arrays.volumes), [], []
     for field in arrays.fields:
         families = [family for family in arrays.families if family.field == field.name]
         columns: dict[str, list[Any]] = {family.name: [] for family in families}
@@ -180,7 +180,12 @@ def _by_families(arrays: FrameArrays, table: Callable[[FrameField, int], Floats]
             for family in families:
                 columns[family.name].append(nodal @ family.functions[index].to_scipy().T)
         blocks.append(sparse.hstack([part for family in families for part in columns[family.name]]))
-    return _interleave(blocks, K * points)
+        order += [family.name for family in families]
+    made = _interleave(blocks, K * points)
+    sizes = {family.name: sum(family.level_sizes) for family in arrays.families}
+    ends = np.cumsum([sizes[name] for name in order])
+    places = {name: np.arange(end - sizes[name], end) for name, end in zip(order, ends.tolist(), strict=True)}
+    return sparse.csr_array(made[:, np.concatenate([places[family.name] for family in arrays.families])])
 
 
 def _scatter(arrays: FrameArrays, field: FrameField, index: int, table: Floats) -> sparse.csr_array:

@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 from fem_frames.files import one_line
 
 T = TypeVar("T")
+Advice = str | Callable[[BaseException], str]
 _PACKAGES = Path(__file__).parents[2]
 _OURS = (*(_PACKAGES / name for name in ("fem_frames", "nets", "training")), Path(sysconfig.get_path("stdlib")))
 
 
-def called(what: str, function: Any, advice: str, make: Callable[..., T], *arguments: Any) -> T:
+def called(what: str, function: Any, advice: Advice, make: Callable[..., T], *arguments: Any) -> T:
     """make(*arguments) with the errors of `calling`, which is a context manager that torch.compile cannot trace."""
     try:
         return make(*arguments)
@@ -25,21 +26,31 @@ def called(what: str, function: Any, advice: str, make: Callable[..., T], *argum
 
 
 @contextlib.contextmanager
-def calling(what: str, function: Any = None, advice: str = "") -> Iterator[None]:
-    """Turns any error of a user's function into a ValueError that names file, line and function."""
+def calling(what: str, function: Any = None, advice: Advice = "") -> Iterator[None]:
+    """Turns any error of a user's function into a ValueError that names file, line and function.
+
+    The advice is a text, or a function of the error.
+    """
     try:
         yield
     except (Exception, SystemExit) as error:
         raise _complaint(what, function, advice, error) from error
 
 
-def _complaint(what: str, function: Any, advice: str, error: BaseException) -> ValueError:
+def _complaint(what: str, function: Any, advice: Advice, error: BaseException) -> ValueError:
     where = _place(error)
     if where is None and isinstance(error, ValueError):
         return ValueError(*error.args)  # raised by this package, so its message suffices
     where = where or _definition(function)
     text = f"{what} fails{where}: {type(error).__name__}: {one_line(error)}"
-    return ValueError(f"{text}; {advice}" if advice else text)
+    told = advice(error) if callable(advice) else advice
+    return ValueError(f"{text}; {told}" if told else text)
+
+
+def is_ours(error: BaseException) -> bool:
+    """Whether this package raised the error itself, so that its message suffices."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return isinstance(error, ValueError) and any(folder in Path(frames[-1].filename).parents for folder in _OURS[:3])
 
 
 def _place(error: BaseException) -> str | None:

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from fem_frames.memory import check_memory
 from fem_frames.mesh.coarse import Grid, MeshArrays
 from fem_frames.mesh.geometry import Floats, Ints
+from fem_frames.problem.blocks import block_tags, check_count, halvings, positive
+from fem_frames.problem.catalogue_equations import anisotropic, elastic, reaction
 from fem_frames.problem.coefficients import Array, ByRegion, ExpAffine, Pointwise, namespace
 from fem_frames.problem.definition import Gaussian, Problem, Uniform, whole_number
 from fem_frames.problem.equation import MOST_COMPONENTS, Equation, Unknown
@@ -22,7 +23,7 @@ def quarters(low: float = 0.5, high: float = 1.5) -> Problem:
         mesh=Grid((1,)),
         coefficient=ByRegion.each(4),
         parameters=Uniform((low,) * 4, (high,) * 4),
-        regions=lambda x: _blocks(x, 4),
+        regions=lambda x: block_tags(x, 4),
         first_level=1,
         coarse="none",  # as in the paper
         resolved_from=2,
@@ -68,7 +69,7 @@ def cookies(rows: int = 2, radius: float = 0.3, low: float = 0.5, high: float = 
     The radius is relative to the distance between centres. A cell belongs to a disk if its midpoint does.
     """
     rows = whole_number(rows, "rows")
-    _check_count("rows", rows, rows**2)
+    check_count("rows", rows, rows**2)
     if not 0 < radius <= 0.5:
         raise ValueError(f"radius is {radius}; disks need 0 < radius <= 0.5, in units of the distance between centres")
 
@@ -91,7 +92,7 @@ def lognormal(terms: int = 8, scale: float = 1.0, decay: float = 2.0) -> Problem
     The sum runs over the `terms` smallest k ≠ 0.
     """
     terms = whole_number(terms, "terms")
-    _check_count("terms", terms, terms)
+    check_count("terms", terms, terms)
     return Problem(mesh=Grid((1, 1)), coefficient=_cosines(terms, scale, decay), parameters=Gaussian(terms))
 
 
@@ -101,8 +102,8 @@ def waves(terms: int = 64, scale: float = 0.7, quadrature_degree: int = 1) -> Pr
     The sum runs over the `terms` smallest k ≠ 0. Many parameters matter, as the terms decay slowly.
     """
     terms = whole_number(terms, "terms")
-    _check_count("terms", terms, terms)
-    scale = _positive(scale, "scale")
+    check_count("terms", terms, terms)
+    scale = positive(scale, "scale")
     root = 3.0**0.5
     return Problem(
         mesh=Grid((1, 1)),
@@ -137,8 +138,8 @@ def disks(count: int = 1, conductivity: float = 10.0, quadrature_degree: int = 1
     enough for six levels to resolve them, unlike the rim of `inclusion`.
     """
     count = whole_number(count, "count")
-    _check_count("count", count, 3 * count)
-    conductivity = _positive(conductivity, "conductivity")
+    check_count("count", count, 3 * count)
+    conductivity = positive(conductivity, "conductivity")
     if 1.0 + count * (conductivity - 1.0) <= 0:
         raise ValueError(
             f"conductivity is {conductivity:g}, but where {count} disks overlap a is 1 + {count} (conductivity - 1), "
@@ -187,7 +188,7 @@ def carreau(low: float = 0.5, high: float = 1.5, power: float = 3.0, reaction: f
 
     The parameters are a_y on each of 2 × 2 squares, the reaction r in [0, reaction], and the load f in [2, 20].
     """
-    power, reaction = _positive(power, "power"), _positive(reaction, "reaction")
+    power, reaction = positive(power, "power"), positive(reaction, "reaction")
     if power < 2.0:
         raise ValueError(f"power is {power:g}; give at least 2, for which the energy is known to be convex")
 
@@ -201,7 +202,7 @@ def carreau(low: float = 0.5, high: float = 1.5, power: float = 3.0, reaction: f
         mesh=Grid((1, 1)),
         coefficient=Equation(Unknown("u"), energy=energy),
         parameters=Uniform((low,) * 4 + (0.0, 2.0), (high,) * 4 + (reaction, 20.0)),
-        regions=lambda x: _blocks(x, 2),
+        regions=lambda x: block_tags(x, 2),
         quadrature_degree=4,
         resolved_from=1,
     )
@@ -214,8 +215,8 @@ def transport(blocks: int = 2, slowest: float = 0.02) -> Problem:
     lower side, and flows out through the others, where ε ∂u/∂n = 0: there are no boundary layers. Cells should be
     smaller than 2ε, which level 5 is for ε = 0.02.
     """
-    blocks, slowest = whole_number(blocks, "blocks"), _positive(slowest, "slowest")
-    _check_count("blocks", blocks, 3 + blocks**2)
+    blocks, slowest = whole_number(blocks, "blocks"), positive(slowest, "slowest")
+    check_count("blocks", blocks, 3 + blocks**2)
     if slowest >= 1:
         raise ValueError(f"slowest is {slowest:g}, but ε lies between it and 1: give a smaller one")
 
@@ -250,7 +251,7 @@ def heat(steps: int = 8, blocks: int = 2, low: float = 0.5, high: float = 1.5, d
     Implicit Euler, all steps at once: component k of u is the temperature after k + 1 steps. The functions of the frame
     have norm one in τ ‖∇u‖² + ‖u‖² with the step size τ = duration / steps.
     """
-    steps, duration = whole_number(steps, "steps", least=1), _positive(duration, "duration")
+    steps, duration = whole_number(steps, "steps", least=1), positive(duration, "duration")
     if steps > MOST_COMPONENTS:
         raise ValueError(f"steps is {steps}; at most {MOST_COMPONENTS} are solved for at once")
     tau = duration / steps
@@ -273,21 +274,10 @@ PROBLEMS: dict[str, Callable[..., Problem]] = {
     make.__name__: make
     for make in (
         *(quarters, checkerboard, lshape, ring, cookies, lognormal, inclusion, cube),
-        *(disks, waves, spot, carreau, transport, heat),
+        *(disks, waves, spot),
+        *(elastic, anisotropic, reaction, carreau, transport, heat),
     )
 }
-
-
-def _check_count(name: str, value: int, parameters: int) -> None:
-    """Raises a ValueError for more parameters than memory holds, at 500 bytes per parameter for lists and tables."""
-    check_memory(f"{name} = {value}, which makes {parameters:.3g} parameters,", 500.0 * parameters, f"use fewer {name}")
-
-
-def _positive(value: Any, name: str) -> float:
-    """The value as float, or a ValueError that names it."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < np.inf:
-        raise ValueError(f"{name} is {value!r}; a positive number is expected")
-    return float(value)
 
 
 def _cosines(terms: int, scale: float, decay: float) -> ExpAffine:
@@ -305,19 +295,11 @@ def _cosines(terms: int, scale: float, decay: float) -> ExpAffine:
 
 def _block_problem(d: int, blocks: int, low: float, high: float) -> Problem:
     blocks = whole_number(blocks, "blocks")
-    _check_count("blocks", blocks, blocks**d)
-    # The coarsest possible mesh: `halvings` refinements of it resolve the blocks.
-    halvings = (blocks & -blocks).bit_length() - 1
+    check_count("blocks", blocks, blocks**d)
     return Problem(
-        mesh=Grid((blocks >> halvings,) * d),
+        mesh=Grid((blocks >> halvings(blocks),) * d),  # the coarsest one
         coefficient=ByRegion.each(blocks**d),
         parameters=Uniform((low,) * blocks**d, (high,) * blocks**d),
-        regions=lambda x: _blocks(x, blocks),
-        resolved_from=halvings,
+        regions=lambda x: block_tags(x, blocks),
+        resolved_from=halvings(blocks),
     )
-
-
-def _blocks(x: Floats, blocks: int) -> Ints:
-    """(K,) number of the block of the unit cube that contains x (K, d), first coordinate fastest."""
-    place = np.clip(np.floor(blocks * x), 0, blocks - 1).astype(np.int64)
-    return np.asarray(place @ blocks ** np.arange(x.shape[-1]))

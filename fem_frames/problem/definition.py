@@ -95,9 +95,11 @@ class Problem:
                 "neumann_value acted on all of the boundary without Dirichlet data, holes included: give neumann by "
                 "group, {'inflow': h}, or {'rest': h} for all that no other condition names"
             )
-        made = make_conditions(self.dirichlet, self.dirichlet_value, self.neumann, self.robin)
-        if self.equation is not None:
-            made = equation_conditions(self.equation, self.dirichlet, self.dirichlet_value, made, self.source)
+        if self.equation is None:
+            made = make_conditions(self.dirichlet, self.dirichlet_value, self.neumann, self.robin)
+        else:
+            others = {"neumann": self.neumann, "robin": self.robin}
+            made = equation_conditions(self.equation, self.dirichlet, self.dirichlet_value, others, self.source)
         object.__setattr__(self, "conditions", made)
         _check_transfer(self)
         check_curved(self.curved)

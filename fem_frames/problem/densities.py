@@ -261,7 +261,36 @@ def _listed(given: Any) -> Sequence[Any]:
 
 
 def check_programs(density: Density) -> None:
-    """Raises a NoProgramError if derivatives of the density do not exist."""
+    """Raises a NoProgramError if derivatives of the density do not exist, or if it leaves out a field."""
     if density.kind == RESIDUAL and not density.is_linear_in_tests():
-        raise NoProgramError("it is not linear in the test functions")
+        raise NoProgramError(
+            "it is not linear in the test functions: every term needs one of them, or one of its derivatives, as factor"
+        )
     _ = density.is_linear, density.diffusion
+    of_cells = [
+        (integral, rows)
+        for integral, rows in zip(density.integrals, density.hessians, strict=True)
+        if integral.kind == CELLS
+    ]
+    for part in density.parts:
+        if part.element != "edge bubbles":
+            _check_part(density, part, of_cells)
+
+
+def _check_part(density: Density, part: Part, of_cells: Sequence[tuple[Integral, Any]]) -> None:
+    """Raises a NoProgramError unless the equation determines a field inside the domain."""
+    matrices = [rows for _, rows in of_cells]
+    tested = any(program.result != 0.0 for rows in matrices for i in part.entries for program in rows[i])
+    seen = any(row[i].result != 0.0 for rows in matrices for row in rows for i in part.entries)
+    if tested and seen:
+        return
+    if density.kind == RESIDUAL:
+        lack = "the test function of " if seen else ""
+        raise NoProgramError(f"no term over dx has {lack}{part.name}, which is then not determined inside the domain")
+    used = any(value in integral.program.inputs() for integral, _ in of_cells for value in _states(part))
+    how = f"it is linear in {part.name} inside the domain" if used else f"no term over dx has {part.name}"
+    raise NoProgramError(f"{how}, so it has no minimum: add a term such as inner(grad(u), grad(u)) / 2 * dx")
+
+
+def _states(part: Part) -> list[Value]:
+    return [("s", i) for i in part.entries]

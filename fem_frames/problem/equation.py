@@ -187,7 +187,8 @@ def _check(equation: Equation) -> None:
         raise ValueError(f"the equation has {both}: give one, a function that returns a UFL form")
     for name in ("energy", "residual", "monotonicity"):
         given = getattr(equation, name)
-        if given is not None and not callable(given):
+        is_form = type(given).__module__.partition(".")[0] in ("ufl", "dolfinx")  # these can be called too
+        if given is not None and (is_form or not callable(given)):
             raise ValueError(
                 f"{name} is a {type(given).__name__}; give a function that returns the form, because forms are bound "
                 "to a mesh: energy=lambda u, y, x, dx, ds: …"
@@ -195,17 +196,29 @@ def _check(equation: Equation) -> None:
 
 
 def equation_conditions(
-    equation: Equation, dirichlet: Any, dirichlet_value: Any, shared: tuple[Condition, ...], source: Any
+    equation: Equation, dirichlet: Any, dirichlet_value: Any, others: Mapping[str, Any], source: Any
 ) -> tuple[Condition, ...]:
-    """The boundary conditions of all fields; those of the problem hold for nodal fields without their own."""
-    other = next((c for c in shared if c.kind != "dirichlet"), None)
-    if other is not None:
-        raise ValueError(
-            f"{other.text} is given, but the problem has an equation of its own: write boundary terms in it, such as "
-            "- h * u * ds('inflow')"
-        )
+    """The boundary conditions of all fields; those of the problem hold for nodal fields without their own.
+
+    `others` are the problem's data for other conditions, which an equation has in its form.
+    """
+    for kind, given in others.items():
+        if given:
+            raise ValueError(
+                f"{kind} is given, but the problem has an equation of its own: write boundary terms in it, such as "
+                "- h * u * ds('inflow')"
+            )
     if callable(source) or source != 1.0:
         raise ValueError("a source is given, but the problem has an equation of its own: write - f * u * dx in it")
+    if isinstance(dirichlet_value, tuple | list):
+        raise ValueError(
+            f"dirichlet_value is {dirichlet_value!r}; values per component go by group, as in "
+            "dirichlet={'inflow': (1.0, 0.0)}"
+        )
+    is_mapping = isinstance(dirichlet, Mapping)
+    shared = () if is_mapping else make_conditions(dirichlet, dirichlet_value, {}, {})
+    if is_mapping and (callable(dirichlet_value) or dirichlet_value != 0):
+        raise ValueError("dirichlet has values by group, so leave dirichlet_value out")
     found: list[Condition] = []
     for unknown in equation.fields:
         if unknown.element == "RT0":
@@ -217,7 +230,7 @@ def equation_conditions(
             found += [replace(c, field=unknown.name) for c in own]
             continue
         for k, name in enumerate(unknown.names()):
-            if unknown.dirichlet is None and not isinstance(dirichlet, Mapping):
+            if unknown.dirichlet is None and not is_mapping:
                 own = shared
             else:
                 given = dirichlet if unknown.dirichlet is None else unknown.dirichlet
@@ -237,10 +250,11 @@ def _of_component(unknown: Unknown, k: int, given: Any) -> tuple[Condition, ...]
         if not isinstance(value, tuple | list):
             own[group] = value
             continue
-        if len(value) != (unknown.components or 1):
+        count = unknown.components or 1
+        if len(value) != count:
             raise ValueError(
-                f"dirichlet[{group!r}] of {unknown.name} has {len(value)} values for {unknown.components or 1} "
-                "components: give one per component, None where it is free"
+                f"dirichlet[{group!r}] of {unknown.name} has {len(value)} values for {count} "
+                f"component{'' if count == 1 else 's'}: give one per component, None where it is free"
             )
         if value[k] is not None:
             own[group] = value[k]

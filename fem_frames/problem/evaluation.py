@@ -102,10 +102,13 @@ class PointData:
         if low > 0 and high < np.inf:  # NaN fails this test too
             return
         sample, cell, q = _first(~((a > 0) & (a < np.inf)))
+        own = self.problem.equation is not None
         raise ValueError(
-            f"a_y must be positive and finite, but it is {float(a[sample, cell, q]):.3g} for y = "
+            f"{'a in the energy ½ ∫ a |∇u|²' if own else 'a_y'} must be positive and finite, but it is "
+            f"{float(a[sample, cell, q]):.3g} for y = "
             f"{numbers(y[sample].tolist())} in cell {cell} at x = {numbers(self.points[cell, q].tolist())}; "
-            f"fix the coefficient or choose y inside the parameters {self.problem.parameters}"
+            f"fix the {'equation' if own else 'coefficient'} or choose y inside the parameters "
+            f"{self.problem.parameters}"
         )
 
     def check_source(self, f: Array, y: Array) -> None:

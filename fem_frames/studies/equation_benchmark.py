@@ -17,14 +17,12 @@ from torch import Tensor
 
 from fem_frames.formulations.formulation import Formulation
 from fem_frames.formulations.registry import make_formulation
-from fem_frames.formulations.state_integrals import StateIntegral
 from fem_frames.frame import level_matrices
 from fem_frames.frame.export import export_frame
 from fem_frames.frame.fields import Field
 from fem_frames.mesh.coarse import Grid
 from fem_frames.mesh.geometry import Floats, Ints
 from fem_frames.mesh.hierarchy import MeshHierarchy
-from fem_frames.operators.cells import cells_last, flat_first
 from fem_frames.operators.frame import Frame
 from fem_frames.problem.catalogue import checkerboard
 from fem_frames.problem.coefficients import Pointwise, namespace
@@ -79,28 +77,6 @@ def _step(problem: Problem, formulation: str = "energy") -> Callable[[str, int, 
     def make(dtype: str, levels: int, batch: int) -> tuple[Formulation, Step]:
         made, w, y = _made(problem, formulation, dtype, levels, batch)
         return made, torch.no_grad()(lambda: made.loss_and_residual(w, y))
-
-    return make
-
-
-def _density_step(problem: Problem, equation: Equation) -> Callable[[str, int, int], tuple[Formulation, Step]]:
-    """Loss and residual of any energy whose states are those of a problem's formulation."""
-
-    def make(dtype: str, levels: int, batch: int) -> tuple[Formulation, Step]:
-        made, w, y = _made(problem, "energy", dtype, levels, batch)
-        arrays, wide = made.frame.arrays, y.to(made.wide)
-        density = equation.compiled(arrays.dimension, y.shape[1])
-        integrals = [StateIntegral(arrays, density, number, made._as_data) for number in range(len(density.integrals))]
-
-        @torch.no_grad()
-        def step() -> tuple[Tensor, Tensor]:
-            made.check_coefficients(w, y)
-            s = cells_last(made.states(w, y), density.state_size).to(made.wide)
-            slope = torch.zeros_like(s)
-            values = [integral.add_slope(s, wide, slope) for integral in integrals]
-            return torch.stack(values).sum(0), made.frame.D.T(flat_first(slope.to(made.frame.dtype), w))
-
-        return made, step
 
     return make
 
@@ -171,5 +147,5 @@ CASES = {
     "(LS)": _step(checkerboard(), "least-squares"),
     "elasticity": _step(_problem(_equation(_elasticity, 2), 8, dirichlet=lambda x: np.isclose(x[:, 0], 0))),
     "reaction": _step(_problem(_equation(_reaction), 6)),
-    "carreau": _density_step(_problem(_equation(_reaction), 6, quadrature_degree=4), _equation(_carreau)),
+    "carreau": _step(_problem(_equation(_carreau), 6, quadrature_degree=4)),
 }

@@ -56,7 +56,7 @@ class ExtendedForm:
         on_states = formulation.state_functional(y)
         load = np.zeros(K * m, np.longdouble) if on_states is None else _long(on_states[..., 0].reshape(-1))
         functional = _long(formulation.frame_functional(y)[0])
-        offset = np.longdouble(formulation.lift_functional(y).sum())
+        offset = np.longdouble(formulation.lift_functional(y).sum()) - np.longdouble(formulation.oscillation(y).sum())
         loss = flux @ states / 2 - load @ states - functional @ w - offset
         return self._transpose(flux - load) - functional, loss
 

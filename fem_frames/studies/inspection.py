@@ -5,11 +5,12 @@ N points, K cells, F boundary facets, d dimension.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from fem_frames.frame.fields import joined_components
 from fem_frames.mesh.coarse import MeshArrays
 from fem_frames.mesh.geometry import Ints, signed_volumes
 from fem_frames.mesh.hierarchy import MeshHierarchy
@@ -17,7 +18,15 @@ from fem_frames.mesh.quality import diameters, facet_measures, mean_ratios
 from fem_frames.problem.boundary import ALL, REST, BoundaryValue, Condition, Parameter
 from fem_frames.problem.coefficients import Affine, ByRegion, ExpAffine
 from fem_frames.problem.definition import Problem
+from fem_frames.problem.densities import CELLS, FACETS
 from fem_frames.problem.parameters import Uniform, numbers
+from fem_frames.studies.equation_inspection import (
+    BUBBLES,
+    equation_summary,
+    equation_warnings,
+    parameter_roles,
+    terms_on,
+)
 from fem_frames.studies.overview import GroupSummary, MeshSummary, ParameterSummary, ProblemOverview, RegionSummary
 
 POOR = 0.1
@@ -42,7 +51,7 @@ def inspect_problem(problem: Problem) -> ProblemOverview:
     _warn_of_gaps(coarse, warnings)
     cell_regions = hierarchy.regions(problem)
     regions = _regions(problem, hierarchy, cell_regions, warnings)
-    groups = _groups(problem, hierarchy, warnings)
+    groups = (_groups if problem.equation is None else _field_groups)(problem, hierarchy, warnings)
     parameters = _parameters(problem, hierarchy, warnings)
     return ProblemOverview(
         problem.name,
@@ -53,6 +62,7 @@ def inspect_problem(problem: Problem) -> ProblemOverview:
         parameters,
         tuple(warnings),
         level,
+        None if problem.equation is None else equation_summary(problem),
         hierarchy=hierarchy,
         cell_regions=cell_regions,
     )
@@ -102,11 +112,17 @@ def _mesh_summary(coarse: MeshArrays) -> MeshSummary:
 def _regions(problem: Problem, hierarchy: MeshHierarchy, tags: Ints, warnings: list[str]) -> tuple[RegionSummary, ...]:
     volume = np.abs(signed_volumes(hierarchy.points, hierarchy.finest.cells))
     name_of = {tag: name for name, tag in hierarchy.region_names.items()}
-    words = _coefficient_words(problem, hierarchy.region_names, warnings)
+    words = {} if problem.equation is not None else _coefficient_words(problem, hierarchy.region_names, warnings)
     present, place, count = np.unique(tags, return_inverse=True, return_counts=True)
     measure = np.bincount(place.reshape(-1), weights=volume)
+
+    def of_region(tag: int) -> str:
+        if problem.equation is not None:
+            return "; ".join(terms_on(problem, CELLS, tag, name_of.get(tag))) or "none"
+        return words.get(tag, words.get(None, "?"))
+
     rows = [
-        RegionSummary(name_of.get(tag), tag, n, m, words.get(tag, words.get(None, "?")))
+        RegionSummary(name_of.get(tag), tag, n, m, of_region(tag))
         for tag, n, m in zip(present.tolist(), count.tolist(), measure.tolist(), strict=True)
     ]
     missing = [row for row in rows if row.coefficient == "?"]
@@ -166,8 +182,73 @@ def _groups(problem: Problem, hierarchy: MeshHierarchy, warnings: list[str]) -> 
             shown = repr(name) if name else f"with the tag {tag}"
             say = f"neumann={{{name or tag!r}: 0}} says so"
             warnings.append(f"no condition names the boundary group {shown}: it is insulated; {say}")
+    return (*rows, *_inner_groups(hierarchy, {row.tag for row in rows}, warnings))
+
+
+def _field_groups(problem: Problem, hierarchy: MeshHierarchy, warnings: list[str]) -> tuple[GroupSummary, ...]:
+    """The boundary groups of a problem with an equation: given values of its fields, and integrals over them."""
+    facets, tags = hierarchy.levels[0].facets, hierarchy.coarse_facet_tags
+    measure, given = facet_measures(hierarchy.points[facets]), _field_conditions(problem, hierarchy, warnings)
+    warnings.extend(equation_warnings(problem, hierarchy, hierarchy.regions(problem), given))
+    name_of = {tag: name for name, tag in hierarchy.facet_names.items()}
+    rows = []
+    for tag in [*sorted(set(tags.tolist()) - {-1}), -1]:
+        own = tags == tag
+        if not own.any():
+            continue
+        name, of_group = name_of.get(tag), {field: numbers[own] for field, numbers in given.items()}
+        words = [*_values_words(problem, of_group)]
+        terms = terms_on(problem, FACETS, tag, name)
+        words += [f"∫ {'; '.join(terms)}"] if terms else []
+        if {name, tag, ALL} & set(problem.curved):
+            words.append("curved: refinement follows it")
+        text = "; ".join(words) or "free"
+        rows.append(GroupSummary(name, None if tag == -1 else tag, int(own.sum()), float(measure[own].sum()), text))
+    return (*rows, *_inner_groups(hierarchy, {row.tag for row in rows}, warnings))
+
+
+def _field_conditions(problem: Problem, hierarchy: MeshHierarchy, warnings: list[str]) -> dict[str, Ints]:
+    """For each field with values of its own, (F,) the number of its condition in `problem.conditions`, or -1."""
+    found: dict[str, Ints] = {}
+    for part in problem.density().parts:
+        if part.element == BUBBLES:
+            continue
+        own, first = problem.of_field(part.name)
+        try:
+            numbers = hierarchy.condition_facets(own)
+        except ValueError as error:
+            warnings += [] if str(error) in warnings else [str(error)]
+            numbers, _ = _possible_conditions(own, hierarchy, warnings)
+        found[part.name] = np.where(numbers >= 0, numbers + first, -1)
+    return found
+
+
+def _values_words(problem: Problem, of_group: Mapping[str, Ints]) -> Iterator[str]:
+    """The given values of the fields on some facets; components with the same values are one."""
+    words: dict[str, str] = {}
+    for name, own in of_group.items():
+        found, count = np.unique(own[own >= 0], return_counts=True)
+        for number, n in zip(found.tolist(), count.tolist(), strict=True):
+            condition = problem.conditions[number]
+            if condition.where == (REST,):  # where a flux is free
+                continue
+            part = "" if n == len(own) else f" on {n} of {len(own)}"
+            words[name] = f"{words[name]}; " if name in words else ""
+            words[name] += f"· = {_words(condition.value, 'g')}{part}"
+    assert problem.equation is not None
+    fluxes = {unknown.name for unknown in problem.equation.fields if unknown.element == "RT0"}
+    alone: dict[str, tuple[str, ...]] = {name: (name,) for name in of_group}
+    for name, parts in joined_components(alone, lambda own: tuple(part for (part,) in own)).items():
+        same = len({words.get(part) for part in parts}) == 1
+        for shown, part in [(name, parts[0])] if same else [(part, part) for part in parts]:
+            if part in words:
+                yield words[part].replace("·", f"{shown}·n" if shown in fluxes else shown)
+
+
+def _inner_groups(hierarchy: MeshHierarchy, listed: set[int | None], warnings: list[str]) -> list[GroupSummary]:
+    """The groups of facets without any on the boundary; warns of those inside the domain."""
+    name_of, rows = {tag: name for name, tag in hierarchy.facet_names.items()}, []
     inner = np.unique(hierarchy.inner_facet_tags).tolist()
-    listed = {row.tag for row in rows}
     for tag in inner:
         if tag in listed:
             shown = repr(name_of[tag]) if tag in name_of else f"with the tag {tag}"
@@ -176,7 +257,7 @@ def _groups(problem: Problem, hierarchy: MeshHierarchy, warnings: list[str]) -> 
         count = int((hierarchy.inner_facet_tags == tag).sum())
         words = "none: its facets lie inside the domain" if count else "none: the group is empty"
         rows.append(GroupSummary(name_of.get(tag), tag, count, 0.0, words))
-    return tuple(rows)
+    return rows
 
 
 def _possible_conditions(problem: Problem, hierarchy: MeshHierarchy, warnings: list[str]) -> tuple[Ints, bool]:
@@ -248,7 +329,8 @@ def _parameters(problem: Problem, hierarchy: MeshHierarchy, warnings: list[str])
         texts = ["standard normal"] * box.dimension
     values = [v for c in problem.conditions for v in (c.value, c.outside) if v is not None]
     functions = [v for v in values if v.depends_on_y and not isinstance(v.given, Parameter)]
-    if isinstance(problem.coefficient, ByRegion) and not callable(problem.source) and not functions:
+    is_known = isinstance(problem.coefficient, ByRegion) or problem.equation is not None
+    if is_known and not callable(problem.source) and not functions:
         for k in (k for k in range(box.dimension) if k not in roles):
             warnings.append(f"nothing depends on the parameter y[{k}]: leave it out")
     return tuple(ParameterSummary(k, text, ", ".join(roles.get(k, []))) for k, text in enumerate(texts))
@@ -256,7 +338,7 @@ def _parameters(problem: Problem, hierarchy: MeshHierarchy, warnings: list[str])
 
 def _roles(problem: Problem, hierarchy: MeshHierarchy) -> dict[int, list[str]]:
     """Where each parameter is used, as far as it shows without calling functions."""
-    roles: dict[int, list[str]] = {}
+    roles = {} if problem.equation is None else parameter_roles(problem)
     name_of = {tag: name for name, tag in hierarchy.region_names.items()}
     if isinstance(problem.coefficient, ByRegion):
         for region, index in problem.coefficient.parameter.items():
@@ -265,5 +347,6 @@ def _roles(problem: Problem, hierarchy: MeshHierarchy) -> dict[int, list[str]]:
     for condition in problem.conditions:
         for value in (condition.value, condition.outside):
             if value is not None and isinstance(value.given, Parameter):
-                roles.setdefault(value.given.index, []).append(value.name)
+                name = f"{value.name} of {condition.field}" if condition.field else value.name
+                roles.setdefault(value.given.index, []).append(name)
     return roles

@@ -150,7 +150,8 @@ def _legend(axes: Any, shown: ProblemOverview) -> None:
     colors = _colors_of_regions(shown)
     for r in shown.regions if shown.mesh.dimension < 3 else ():
         if r.cells:
-            text = f"{r.name or f'region {r.tag}'}: a = {r.coefficient}"
+            of = "a =" if shown.equation is None else "∫"
+            text = f"{r.name or f'region {r.tag}'}: {of} {r.coefficient}"
             entries.append(Patch(color=colors[r.tag], label=_wrapped(text)))
     hidden = len(entries) - _LEGEND
     if hidden > 0:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _CELLS = (("", ""), ("intervals", "interval"), ("triangles", "triangle"), ("tetrahedra", "tetrahedron"))
 _FACETS = ("", "points", "edges", "triangles")
 _MEASURES = ("", "length", "area", "volume")
-_SHOWN_PARAMETERS = 16
+_SHOWN_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,53 @@ class ParameterSummary:
     role: str
 
 
+@dataclass(frozen=True)
+class FieldSummary:
+    """A field of an equation."""
+
+    name: str
+    element: str
+    components: int
+    state: str
+    """What the states of cells have of each component."""
+
+
+@dataclass(frozen=True)
+class IntegralSummary:
+    """One integral of an equation: over which groups, of what."""
+
+    measure: str
+    """dx, dx('steel') or ds('inflow')."""
+    functions: str
+    """The fields, derivatives and data that it sees."""
+    degree: str
+    """quadratic, linear, constant or nonlinear in the fields; of weak forms linear, load or nonlinear."""
+    parameters: tuple[int, ...]
+    operations: int
+
+    @property
+    def words(self) -> str:
+        """Functions and parameters."""
+        with_y = f" with {', '.join(parameter_names(self.parameters))}" if self.parameters else ""
+        return f"{self.functions or '1'}{with_y}"
+
+
+def parameter_names(numbers: tuple[int, ...]) -> list[str]:
+    """y[0], or y[0] … y[7] for more than three in a row."""
+    if len(numbers) > 3 and numbers == tuple(range(numbers[0], numbers[-1] + 1)):
+        return [f"y[{numbers[0]}] … y[{numbers[-1]}]"]
+    return [f"y[{k}]" for k in numbers]
+
+
+@dataclass(frozen=True)
+class EquationSummary:
+    """The equation of a problem."""
+
+    kind: str
+    fields: tuple[FieldSummary, ...]
+    integrals: tuple[IntegralSummary, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class ProblemOverview:
     """What a problem consists of; printing it shows tables, `plot` draws mesh, regions and boundary.
@@ -88,6 +135,8 @@ class ProblemOverview:
     warnings: tuple[str, ...]
     region_level: int = 0
     """The level whose cells are counted in regions: regions that are a function of x need fine cells."""
+    equation: EquationSummary | None = None
+    """Of a problem with an equation of its own; the regions then have integrals in place of a coefficient."""
     hierarchy: MeshHierarchy = field(repr=False, kw_only=True)
     cell_regions: Ints = field(repr=False, kw_only=True)  # (K,) on the finest level of the hierarchy
 
@@ -100,6 +149,7 @@ class ProblemOverview:
             "name": self.name,
             "source": self.source,
             **plain,
+            **({} if self.equation is None else {"equation": asdict(self.equation)}),
             "region_level": self.region_level,
             "warnings": list(self.warnings),
         }
@@ -115,7 +165,9 @@ class ProblemOverview:
         m = self.mesh
         box = " × ".join(f"[{low:g}, {high:g}]" for low, high in zip(m.lower, m.upper, strict=True))
         lines = [
-            f"{self.name}: -div(a ∇u) = {self.source}",
+            f"{self.name}: -div(a ∇u) = {self.source}"
+            if self.equation is None
+            else f"{self.name} {self.equation.kind}",
             f"{m.points} points, {m.cells} {_CELLS[m.dimension][m.cells == 1]} in {box}, "
             f"{_MEASURES[m.dimension]} {m.measure:.4g}",
             f"cell diameters {m.smallest:.3g} to {m.largest:.3g} (ratio {m.largest / m.smallest:.3g}), "
@@ -126,10 +178,12 @@ class ProblemOverview:
         return lines
 
     def tables(self) -> Iterator[tuple[tuple[str, ...], list[tuple[str, ...]]]]:
-        """Heading and rows of the tables of regions, boundary groups and parameters."""
+        """Heading and rows of the tables of fields, integrals, regions, boundary groups and parameters."""
         d = self.mesh.dimension
+        if self.equation is not None:
+            yield from _equation_tables(self.equation)
         yield (
-            ("region", "tag", "cells", _MEASURES[d], "a"),
+            ("region", "tag", "cells", _MEASURES[d], "a" if self.equation is None else "integrals"),
             [(r.name or "-", str(r.tag), str(r.cells), f"{r.measure:.4g}", r.coefficient) for r in self.regions],
         )
         groups = [
@@ -144,10 +198,7 @@ class ProblemOverview:
         ]
         yield ("boundary", "tag", _FACETS[d], *([_MEASURES[d - 1]] if d > 1 else []), "condition"), groups
         rows: list[tuple[str, ...]] = [(f"y[{p.index}]", p.distribution, p.role) for p in self.parameters]
-        more = len(rows) - _SHOWN_PARAMETERS
-        if more > 1:
-            rows = [*rows[:_SHOWN_PARAMETERS], (f"… {more} more", "", "")]
-        yield ("parameter", "distribution", "role"), rows
+        yield ("parameter", "distribution", "role"), _shortened(rows)
 
     def __str__(self) -> str:
         lines = [*self.head()]
@@ -161,3 +212,19 @@ class ProblemOverview:
         return "\n".join(lines)
 
     __repr__ = __str__
+
+
+def _equation_tables(equation: EquationSummary) -> Iterator[tuple[tuple[str, ...], list[tuple[str, ...]]]]:
+    fields: list[tuple[str, ...]] = [(f.name, f.element, str(f.components), f.state) for f in equation.fields]
+    yield ("field", "element", "components", "state of a cell"), fields
+    rows: list[tuple[str, ...]] = [
+        (i.measure, i.functions or "1", i.degree, ", ".join(parameter_names(i.parameters)) or "-", str(i.operations))
+        for i in equation.integrals
+    ]
+    yield ("integral", "of", "degree", "parameters", "operations"), _shortened(rows)
+
+
+def _shortened(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """The first rows, and how many more there are."""
+    more = len(rows) - _SHOWN_ROWS
+    return [*rows[:_SHOWN_ROWS], (f"… {more} more", *[""] * (len(rows[0]) - 1))] if more > 1 else rows
