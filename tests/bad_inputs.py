@@ -156,6 +156,7 @@ CASES = [
     (["bench", *QUARTERS, "--batch", "0"], "batch is 0"),
     (["bench", *QUARTERS, "--batch", "1000000000000"], "a batch of 1000000000000 samples would need .*B of memory"),
     (["bench", "--training", "--net", "deep", *QUARTERS], "net is 'deep'"),
+    (["bench", "--equations", *QUARTERS], "--equations goes with --dtypes, --levels"),
     (["bench", "--training", "--routes", "csr"], "are for the benchmark of D"),
     (
         ["bench", "--frame", "stranger.npz", "--routes", "bpx"],

@@ -56,10 +56,17 @@ class Formulation(ABC):
     neumann_is_load: ClassVar[bool] = True
     """Whether Neumann data are a load on the first field; otherwise they are essential for another field."""
     norms: ClassVar[tuple[ErrorNorm, ...]]
-    """The norms of `fem_frames.error_bound`; the first is the default."""
+    """The norms of `fem_frames.error_bound`; the first is the default. There may be none."""
+    no_bound: ClassVar[str] = "no bound: the formulation has none"
+    """Why errors have no bounds, if `norms` is empty."""
     robin: ClassVar[bool] = False
     """Whether problems may have Robin conditions; others are refused."""
 
+    is_quadratic: ClassVar[bool] = True
+    """Whether the loss is quadratic in w, with the matrix `stable(y)` for all w; otherwise C_y, A_y, `stable` and
+    `bpx` are those at w = 0."""
+    is_assembled: ClassVar[bool] = True
+    """Whether A_y is the sum of `local_matrices`: multigrid and reduced bases need it."""
     is_diffusion: ClassVar[bool] = False
     """Whether C_y is one number per cell times the identity on gradients, `cell_diffusion`."""
     is_robin_diffusion: ClassVar[bool] = False
@@ -84,6 +91,8 @@ class Formulation(ABC):
     @classmethod
     def error_norm(cls, name: str | None = None) -> ErrorNorm:
         """The norm with this name, by default the first; raises a ValueError that lists the norms."""
+        if not cls.norms:
+            raise ValueError(cls.no_bound)
         found = [norm for norm in cls.norms if name in (None, norm.name)]
         if not found:
             names = " and ".join(repr(norm.name) for norm in cls.norms)
@@ -209,6 +218,10 @@ class Formulation(ABC):
     def local_matrices(self, y: Tensor) -> Tensor:
         """(K, L, L, B) local stiffness matrices."""
 
+    def energy_matrices(self, y: Tensor) -> Tensor:
+        """(K, L, L, B) local matrices of the energy that `normalisation="energy"` means."""
+        return self.local_matrices(y)
+
     def cell_diffusion(self, y: Tensor) -> Tensor:
         """(K, B) the number per cell that C_y consists of, in the wide precision, for formulations of diffusion."""
         raise ValueError(f"the formulation {self.name} is not of diffusion: its C_y is not one number per cell")
@@ -227,6 +240,18 @@ class Formulation(ABC):
     def bpx(self, y: Tensor) -> Congruent:
         """HᵀA_yH, the same matrix by another route."""
         return Congruent(self.frame.H, self.A(y))
+
+    def curvature(self, w: Tensor, y: Tensor) -> LinearOperator:
+        """The second derivative of the loss at w, divided by 2 · factor: DᵀC_yD for all w if the loss is quadratic."""
+        return self.stable(y)
+
+    def nodal_curvature(self, v: Tensor, y: Tensor) -> LinearOperator:
+        """The same in the nodal basis at nodal values v = H w: A_y for all v if the loss is quadratic."""
+        return self.A(y)
+
+    def local_curvature(self, w: Tensor, y: Tensor) -> Tensor:
+        """(K, L, L, B) the local matrices that `nodal_curvature` consists of, at frame coefficients w."""
+        return self.local_matrices(y)
 
     def lift(self, y: Tensor | None) -> Tensor:
         """(B or 1, K m) states of the lift; y is needed if they depend on it."""
@@ -313,6 +338,11 @@ class Formulation(ABC):
         """(B or 1, Nhat) load of source and Neumann data on the frame."""
         return self.rounded(self._wide_synthesis.T(self.functional(y)), "the load")
 
+    @property
+    def point_values(self) -> int:
+        """Numbers per quadrature point that an evaluation holds at the same time, roughly."""
+        return 1
+
     # ---- parts of error bounds
 
     def coercivity(self, y: Tensor) -> Tensor:
@@ -326,6 +356,14 @@ class Formulation(ABC):
         """
         return None
 
+    def norm_blocks(self, y: Tensor) -> LinearOperator:
+        """C on states in the norm called "energy" against the discrete solution, √⟨C 𝒟e, 𝒟e⟩: C_y unless overridden."""
+        return self.C(y)
+
+    def monotonicity(self, y: Tensor) -> Tensor:
+        """(B,) numbers α: the second derivative is at least α times that of the norm for all w; 0 if none is known."""
+        return torch.ones(self.check_parameters(y).shape[0], dtype=self.wide, device=self.frame.device)
+
     def check_density(self, y: Tensor) -> None:
         """Raises a ValueError if the functional has no minimum for a sample; solvers and training runs ask first."""
         self.check_parameters(y)
@@ -337,6 +375,10 @@ class Formulation(ABC):
     @abstractmethod
     def energy_norm(self, states: Tensor, y: Tensor) -> Tensor:
         """(B,) the norm called "energy", from states (B, K m)."""
+
+    def dual_norm(self, w: Tensor, y: Tensor) -> Tensor | None:
+        """(B,) the dual norm of the residual of a weak form, an estimate of the error; None for other formulations."""
+        return None
 
     def solution_norm(self, y: Tensor) -> Tensor:
         """(B or 1,) the norm called "functional" of the exact solution."""
@@ -350,6 +392,10 @@ class Formulation(ABC):
 
     def squares(self, y: Tensor) -> tuple[Tensor, Tensor] | None:
         """(K, r, m, B) and (K, r, B): blocks R and offsets r of a loss Σ |R s + r|²; None for other densities."""
+        return None
+
+    def weak_blocks(self, y: Tensor) -> tuple[Tensor, Tensor] | None:
+        """(K, m, m, B) C and (K, m, B) ℓ of a loss |Dᵀ(C s - ℓ)|²; None for other losses."""
         return None
 
     def oscillation(self, y: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from contextvars import ContextVar
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 
 def is_plain(x: Tensor) -> bool:
@@ -25,8 +26,13 @@ def _is_traced(x: Tensor) -> bool:
 
 
 def is_watched(x: Tensor) -> bool:
-    """Whether torch traces, differentiates or maps over operations on x."""
-    return _is_traced(x) or (torch.is_grad_enabled() and x.requires_grad)
+    """Whether torch traces, differentiates or maps over operations on x.
+
+    Inside torch.func results have no memory to read, also where x itself is not transformed.
+    """
+    if _is_traced(x) or torch._C._functorch.peek_interpreter_stack() is not None:
+        return True
+    return forward_ad._current_level >= 0 or (torch.is_grad_enabled() and x.requires_grad)
 
 
 _UNSEEN: ContextVar[list[Tensor] | None] = ContextVar("unseen", default=None)

@@ -14,7 +14,7 @@ from typing import Any
 
 from fem_frames.compiling import Source, compiled, in_threads
 from fem_frames.problem.compiled_values import FLAGS, LIBRARIES, pieces, real_name
-from fem_frames.problem.programs import BINARY, Program, Value
+from fem_frames.problem.programs import BINARY, CLIPPED, Operation, Program, Value
 from fem_frames.problem.recording import recorded
 
 FEW = 8  # samples below which the inner loop goes over points
@@ -54,9 +54,14 @@ X, Y = 1, 2  # what a value depends on; both: 3
 
 def compiled_function(function: Callable[[Any, Any], Any], points: Any, p: int) -> CompiledFunction | None:
     """function(x, y) at points (…, d) in compiled code; None where it has no program or nothing compiles it."""
+    program = None if real_name(points) is None else recorded(function, points.shape[-1], p)
+    return None if program is None else compiled_program(program, points)
+
+
+def compiled_program(program: Program, points: Any) -> CompiledFunction | None:
+    """A program of x and y, which depends on both, at points (…, d) in compiled code; None if nothing compiles it."""
     real = real_name(points)
-    program = None if real is None else recorded(function, points.shape[-1], p)
-    if real is None or program is None:
+    if real is None:
         return None
     library = compiled(Source("function", c_code(program, real), FLAGS, LIBRARIES))
     return None if library is None else CompiledFunction(library, points)
@@ -92,19 +97,11 @@ class CompiledFunction:
 def c_code(program: Program, real: str) -> str:
     """The function `evaluate` of a program in C."""
     needs = _needs(program)
-    functions = sorted({operation.name for operation in program.operations} | {"exp"})
     F = "f" if real == "float" else ""
-    declared = [
-        f'__attribute__((simd("notinbranch"))) real {name}{F}(real{", real" * (name in BINARY)});'
-        for name in functions
-        if name in VECTOR
-    ]
     return "\n".join(
         [
-            f"/* Values out (n, B) of a function of x (d, n) and y (p, B), for points [from, to). */\n"
-            f"#include <stdint.h>\ntypedef {real} real;\nreal sqrt{F}(real), fabs{F}(real);",
-            *declared,
-            *(f"real bound{k} = {value!r};" for value, k in _bounds(program).items()),
+            "/* Values out (n, B) of a function of x (d, n) and y (p, B), for points [from, to). */",
+            *declarations(program, real),
             f"enum {{ FEW = {FEW}, MOST = 256 }};",
             *_loops(program, needs, F, "over_samples", outer=X),
             *_loops(program, needs, F, "over_points", outer=Y),
@@ -119,12 +116,30 @@ def c_code(program: Program, real: str) -> str:
     )
 
 
-def _bounds(program: Program) -> dict[Value, int]:
+def declarations(program: Program, real: str) -> Iterator[str]:
+    """What comes before code that uses `in_c`."""
+    F = "f" if real == "float" else ""
+    yield f"#include <stdint.h>\ntypedef {real} real;\nreal sqrt{F}(real), fabs{F}(real);"
+    for name in sorted({operation.name for operation in program.operations} | {"exp"}):
+        if name in VECTOR:
+            yield f'__attribute__((simd("notinbranch"))) real {name}{F}(real{", real" * (name in BINARY)});'
+    yield from (f"real bound{k} = {value!r};" for value, k in bounds(program).items())
+
+
+def in_c(operation: Operation, arguments: list[str], F: str, known: dict[Value, int]) -> str:
+    """An operation in C; `known` are the bounds of the program, which the code has as c0, c1, …."""
+    pattern = OPERATIONS.get(operation.name, f"{operation.name}{{F}}({{0}})")
+    if operation.name in CLIPPED:
+        arguments = [arguments[0], f"c{known[operation.arguments[1]]}"]
+    return pattern.format(*arguments, F=F)
+
+
+def bounds(program: Program) -> dict[Value, int]:
     """Numbers the constants that values are clipped to. In C they are global variables, not constants.
 
     A compiler that knows c replaces exp(x > c ? c : x) by x > c ? exp(c) : exp(x), and x may be where exp is slow.
     """
-    clipped = (operation for operation in program.operations if operation.name in ("at_least", "at_most"))
+    clipped = (operation for operation in program.operations if operation.name in CLIPPED)
     return {value: k for k, value in enumerate(dict.fromkeys(operation.arguments[1] for operation in clipped))}
 
 
@@ -159,7 +174,7 @@ def _loops(program: Program, needs: list[int], F: str, name: str, outer: int) ->
     }
     arrays = sorted(shared)
     places = {number: place for place, number in enumerate(arrays)}
-    bounds = _bounds(program)
+    clips = bounds(program)
 
     def named(value: Value, before: bool) -> str:
         if not isinstance(value, tuple):
@@ -174,18 +189,14 @@ def _loops(program: Program, needs: list[int], F: str, name: str, outer: int) ->
     def lines(which: set[int], before: bool, indent: str) -> Iterator[str]:
         for number, operation in enumerate(program.operations):
             if needs[number] in which:
-                pattern = OPERATIONS.get(operation.name, f"{operation.name}{{F}}({{0}})")
-                arguments = [named(v, before) for v in operation.arguments]
-                if operation.name in ("at_least", "at_most"):
-                    arguments[1] = f"c{bounds[operation.arguments[1]]}"
-                text = pattern.format(*arguments, F=F)
+                text = in_c(operation, [named(v, before) for v in operation.arguments], F, clips)
                 yield f"{indent}const real v{number} = {text};"
 
     yield (
         f"static void {name}(const real *restrict x, const real *restrict y, real *restrict out, int64_t from,"
         " int64_t to, int64_t first, int64_t last, int64_t n, int64_t B) {"
     )
-    yield from (f"    const real c{k} = bound{k};" for k in bounds.values())
+    yield from (f"    const real c{k} = bound{k};" for k in clips.values())
     if arrays:
         yield f"    real kept[{len(arrays)}][MOST];"
         yield "    #pragma omp simd"

@@ -5,7 +5,8 @@ With the error e of u in the energy norm and the dual solution z, DᵀC_yD z = �
     |q(u_h) - q(u)| = |⟨ℓ_y, e⟩| ≤ ‖ℓ_y‖_dual ‖e‖,   ‖ℓ_y‖_dual = ‖z‖,
 
 and both factors have bounds from one product with DᵀC_yD and the lower bound λ of its positive eigenvalues
-(`fem_frames.solvers.bounds`). With an approximate dual solution z_h the output is corrected by the residual r of u:
+(`fem_frames.solvers.bounds`); for nonlinear energies the matrix is that of their fixed norm. With an approximate dual
+solution z_h the output is corrected by the residual r of u:
 
     q(u_h) - (q(u) - ⟨r, z_h⟩) = -⟨r, z - z_h⟩,   at most ‖e‖ ‖z - z_h‖ in size.
 
@@ -68,6 +69,11 @@ def certify_outputs(
     `adjoint` solves the dual problem of every output up to the relative residual `tol`, corrects the outputs, and
     bounds what remains. See docs/surrogates.md.
     """
+    if adjoint and not formulation.is_quadratic:
+        raise ValueError(
+            "adjoint solves do not bound outputs of nonlinear energies, whose second derivative is another one at the "
+            "solution: leave out adjoint, or improve the answer first"
+        )
     if formulation.frame.dtype != torch.float64:
         raise ValueError(f"bounds of outputs need float64, the frame is in {formulation.frame.dtype}: convert it")
     made = outputs.on(formulation) if isinstance(outputs, OutputMap) else OutputMap(formulation, outputs)
@@ -75,8 +81,9 @@ def certify_outputs(
     w = (w if w.ndim == 2 else w[None]).expand(len(y), -1)
     values, B, s = made.values(w, y), len(y), len(made)
     bounded = has_output_bounds(formulation)
+    none = NONE.format(formulation.name if formulation.is_assembled else "of a weak form")
     if not bounded and not adjoint:
-        return OutputValues(values, torch.full_like(values, torch.inf), made.labels, NONE.format(formulation.name))
+        return OutputValues(values, torch.full_like(values, torch.inf), made.labels, none)
     dual = made.functional(y).expand(B, -1, -1).flatten(0, 1)  # (B s, Nhat)
     each = y.repeat_interleave(s, 0)
     size = values.abs() + (dual.unflatten(0, (B, s)) * w[:, None]).abs().sum(-1)
@@ -87,7 +94,7 @@ def certify_outputs(
         values, size = values - terms.sum(-1), size + terms.abs().sum(-1)
         rest = dual - formulation.stable(each)(z)
     if not bounded:
-        return OutputValues(values, torch.full_like(values, torch.inf), made.labels, NONE.format(formulation.name))
+        return OutputValues(values, torch.full_like(values, torch.inf), made.labels, none)
     rounding = 1e-20 * (dual * dual).sum(-1) if adjoint else 0.0
     norms = dual_norm_bound(formulation, rest, each, rounding).unflatten(0, (B, s))
     error = error_bound(formulation, w, y, "energy")[:, None]

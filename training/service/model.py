@@ -48,6 +48,8 @@ class Forward:
                 "adjoint corrects outputs, but this service gives nodal values: start it with --point, --mean or "
                 "--through"
             )
+        if settings.adjoint and not self._exact.is_quadratic:
+            raise ValueError("adjoint does not correct outputs of nonlinear energies: leave it out")
         if settings.bounded and not self.has_bounds:
             raise ValueError(
                 f"the formulation {self._exact.name} has no bound in the energy norm against the discrete solution: "
