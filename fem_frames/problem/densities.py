@@ -260,13 +260,12 @@ def _listed(given: Any) -> Sequence[Any]:
     return given
 
 
-def check_programs(density: Density) -> None:
-    """Raises a NoProgramError if derivatives of the density do not exist, or if it leaves out a field."""
+def check_determined(density: Density) -> None:
+    """Raises a NoProgramError if an equation leaves out a field, or a weak form is not linear in its test functions."""
     if density.kind == RESIDUAL and not density.is_linear_in_tests():
         raise NoProgramError(
             "it is not linear in the test functions: every term needs one of them, or one of its derivatives, as factor"
         )
-    _ = density.is_linear, density.diffusion
     of_cells = [
         (integral, rows)
         for integral, rows in zip(density.integrals, density.hessians, strict=True)

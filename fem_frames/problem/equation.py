@@ -12,7 +12,7 @@ from typing import Any
 from fem_frames.mesh.coarse import Grid, MeshArrays
 from fem_frames.messages import either
 from fem_frames.problem.boundary import REST, BoundaryValue, Condition, make_conditions
-from fem_frames.problem.densities import Density, Part
+from fem_frames.problem.densities import Density, Part, check_determined
 
 ELEMENTS = ("P1", "P2", "RT0")
 MOST_COMPONENTS = 20
@@ -104,6 +104,10 @@ class Equation:
         ]:
             raise ValueError("the fields of the equation do not fit each other")
         return made
+
+    def check(self, density: Density) -> None:
+        """Raises a NoProgramError if the density cannot be that of an equation."""
+        check_determined(density)
 
     @property
     def function(self) -> Callable[..., Any]:
