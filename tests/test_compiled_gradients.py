@@ -140,6 +140,25 @@ def test_many_parameters_have_gradients():
     torch.testing.assert_close(found, torch_gradient(waves, x, y, weights), rtol=1e-11, atol=1e-11)
 
 
+def test_gradients_with_too_many_operations_are_left_to_torch():
+    def long(x, y):
+        sin = namespace(y).sin
+        return 1 + sum(sin(y[..., k % 3] * x[..., 0] + k) ** 2 * y[..., 2] ** 4 for k in range(500))
+
+    x, y = points_and_samples(torch.float64, 5, 4)
+    made = differentiable(long, x)
+    assert not made.is_compiled
+    weights = torch.rand(15, 4, dtype=torch.float64)
+    torch.testing.assert_close(made.slopes(y, weights), torch_gradient(long, x, y, weights))
+    problem = Problem(Grid((1, 1)), Pointwise(long), Uniform((0.5,) * 3, (1.5,) * 3))
+    arrays = export_frame(MeshHierarchy.from_problem(problem, 1), problem)
+    data = make_formulation(Frame.from_arrays(arrays, "float64"), problem)
+    free = samples(problem, 3).requires_grad_()
+    (found,) = torch.autograd.grad(data.coefficient(free).sum(), free)
+    whole = torch.ones(data._points[..., 0].numel(), 3, dtype=torch.float64)
+    torch.testing.assert_close(found, torch_gradient(long, data._points, free.detach(), whole))
+
+
 def test_threads_share_the_points(monkeypatch):
     x, y = points_and_samples(torch.float32, 3000, 50)
     weights = torch.randn(9000, 50, generator=torch.Generator().manual_seed(2))

@@ -69,8 +69,13 @@ class DifferentiableFunction:
         (found,) = evaluated(self._function.program, read, y)
         return torch.as_tensor(found).expand(x.shape[1], len(y))
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether the derivatives are: they may have too many operations."""
+        return self._slopes is not None
+
     @cached_property
-    def _slopes(self) -> CompiledSlopes | None:
+    def _slopes(self) -> Callable[[Tensor, Tensor], Tensor] | None:
         return compiled_slopes(self._function)
 
 
@@ -96,7 +101,7 @@ class _Values(torch.autograd.Function):
         return ctx.function.slopes(y, weights), None
 
 
-def compiled_slopes(function: CompiledFunction) -> CompiledSlopes | None:
+def compiled_slopes(function: CompiledFunction) -> Callable[[Tensor, Tensor], Tensor] | None:
     """The derivatives of a compiled function in compiled code; None where they or a compiler cannot be had."""
     real = real_name(function.points)
     try:
@@ -106,7 +111,9 @@ def compiled_slopes(function: CompiledFunction) -> CompiledSlopes | None:
         return None
     columns = [k for (_, k), result in zip(inputs, program.results, strict=True) if result != 0.0]
     program = Program(program.operations, tuple(result for result in program.results if result != 0.0))
-    if real is None or not columns:
+    if not columns:  # as for comparisons
+        return lambda y, weights: torch.zeros_like(y)
+    if real is None:
         return None
     library = compiled(Source("slopes", slopes_in_c(program, real), FLAGS, LIBRARIES))
     return None if library is None else CompiledSlopes(library, function.points, columns)

@@ -201,12 +201,14 @@ def _checked_compilation(
 def _checked_gradients(
     function: Callable[[Array, Array], Array], compilation: CompiledFunction, problem: Problem, points: Array
 ) -> DifferentiableFunction | None:
-    """A compiled function with derivatives in y; None if torch gives others in a trial, as after `detach`."""
+    """A compiled function with compiled derivatives in y; None if it has none, or torch others, as after `detach`."""
     import torch
 
     from fem_frames.problem.compiled_gradients import DifferentiableFunction
 
     made, (y, x) = DifferentiableFunction(compilation), _trial(problem, points)
+    if not made.is_compiled:
+        return None
     with torch.enable_grad():
         free = y.clone().requires_grad_()
         expected = batch_last(function, x.clone(), free).permute(1, 2, 0).to(y.dtype).flatten(0, 1)  # (n, B)
