@@ -21,7 +21,7 @@ COUNT = 8  # points of each condition
 
 def neumann_witnesses(hierarchy: MeshHierarchy, problem: Problem) -> list[dict[str, Any]]:
     """For each Neumann condition that does not depend on y, points of its part of the boundary and the data there."""
-    found = []
+    found: list[dict[str, Any]] = []
     for name in dict.fromkeys(condition.field for condition in problem.conditions):
         own, first = problem.of_field(name) if name else (problem, 0)
         found += _witnesses(hierarchy, own, first)
