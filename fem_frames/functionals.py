@@ -91,6 +91,10 @@ class FunctionalForm(Equation):
         """Nothing: a functional need not see all fields, nor have a minimum."""
 
     @property
+    def called(self) -> str:
+        return "functional"
+
+    @property
     def what(self) -> str:
         return f"the functional {vars(self)['name']}"
 

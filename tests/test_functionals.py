@@ -337,7 +337,7 @@ def test_reactions_balance_the_loads():
         ),
         (Functional(lambda u, y, x, dx, ds: u[0] * ds("inflow"), "q"), "the functional q: .*the group 'inflow'"),
         (Functional(lambda u, y, x, dx, ds: y[7] * u[0] * dx, "q"), "the functional q fails"),
-        (Functional(lambda u: u, "q"), "the functional q fails.* function of the fields, y, x, dx and ds"),
+        (Functional(lambda u: u, "q"), r"the functional q fails.* it is called as functional\(u, y, x, dx, ds\)"),
     ],
 )
 def test_outputs_of_equations_that_do_not_fit_are_refused(output, message):

@@ -102,7 +102,7 @@ class Arguments:
             return ""
         names, sizes = [f.name for f in self.equation.fields], ", ".join(self._sizes)
         tests = [f"v_{name}" if len(names) > 1 else "v" for name in names]
-        function = "energy" if self.equation.residual is None else "residual"
+        function = self.equation.called
         given = ", ".join([*names, *(() if self.equation.residual is None else tests), "y", "x", "dx", "ds"])
         told = str(error).lower()
         hint = next((hint for parts, hint in HINTS if any(part in told for part in parts)), "")

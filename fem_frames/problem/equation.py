@@ -130,6 +130,11 @@ class Equation:
         """For messages."""
         return "the energy" if self.residual is None else "the residual"
 
+    @property
+    def called(self) -> str:
+        """What its function is called in messages."""
+        return "energy" if self.residual is None else "residual"
+
     def parts(self, d: int) -> tuple[Part, ...]:
         """The places of all fields in the state."""
         found: list[Part] = []
