@@ -8,8 +8,7 @@ B samples, K finest cells, Q quadrature points in a cell, m numbers in a cell's 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from abc import abstractmethod
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -17,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fem_frames.formulations.bound_parts import BoundParts
 from fem_frames.formulations.boundary_terms import BoundaryTerms
-from fem_frames.formulations.error_norms import ErrorNorm, MissingFormsError
+from fem_frames.formulations.error_norms import ErrorNorm
 from fem_frames.formulations.formulation_checks import (
     check_boundary,
     check_class,
@@ -30,8 +30,7 @@ from fem_frames.formulations.formulation_checks import (
 from fem_frames.formulations.registry import register
 from fem_frames.frame import level_matrices
 from fem_frames.frame.fields import Field
-from fem_frames.mesh.geometry import Floats
-from fem_frames.operators.cells import CellBlocks, Congruent, PointSum, cells_last
+from fem_frames.operators.cells import CellBlocks, Congruent, PointSum
 from fem_frames.operators.checking import is_plain, unchecked, unseen
 from fem_frames.operators.coordinates import Coordinates
 from fem_frames.operators.frame import Frame, make_synthesis
@@ -42,7 +41,7 @@ from fem_frames.problem.definition import Problem
 from fem_frames.problem.evaluation import NotFiniteError, PointData
 
 
-class Formulation(ABC):
+class Formulation(BoundParts):
     """A variational formulation of a problem over one frame: its fields, and a density on the states of cells.
 
     Subclasses with a name are registered: commands and solvers find them by it. See docs/formulations.md.
@@ -346,94 +345,6 @@ class Formulation(ABC):
     def point_values(self) -> int:
         """Numbers per quadrature point that an evaluation holds at the same time, roughly."""
         return 1
-
-    # ---- parts of error bounds
-
-    def coercivity(self, y: Tensor) -> Tensor:
-        """(B,) the least eigenvalue of C_y over all cells, or a lower bound for it."""
-        raise ValueError(f"the formulation {self.name} has no lower bound for C_y, which this error bound needs")
-
-    def relative_coercivity(self, y: Tensor, nominal: Tensor) -> Tensor | None:
-        """(B,) numbers α with C_y ≥ α C_{y0} on every cell, for one nominal y0 (1, p).
-
-        None leaves error bounds to `coercivity`, which needs C_y to be positive definite on every cell.
-        """
-        return None
-
-    def norm_blocks(self, y: Tensor) -> LinearOperator:
-        """C on states in the norm called "energy" against the discrete solution, √⟨C 𝒟e, 𝒟e⟩: C_y unless overridden."""
-        return self.C(y)
-
-    def monotonicity(self, y: Tensor) -> Tensor:
-        """(B,) numbers α: the second derivative is at least α times that of the norm for all w; 0 if none is known."""
-        return torch.ones(self.check_parameters(y).shape[0], dtype=self.wide, device=self.frame.device)
-
-    def check_density(self, y: Tensor) -> None:
-        """Raises a ValueError if the functional has no minimum for a sample; solvers and training runs ask first."""
-        self.check_parameters(y)
-
-    def flux(self, w: Tensor, y: Tensor) -> Tensor:
-        """(B, K, d) the flux of u = lift + F w on every finest cell, for equations that have one."""
-        raise ValueError(f"the formulation {self.name} defines no flux: give it a method flux(w, y)")
-
-    @abstractmethod
-    def energy_norm(self, states: Tensor, y: Tensor) -> Tensor:
-        """(B,) the norm called "energy", from states (B, K m)."""
-
-    def dual_norm(self, w: Tensor, y: Tensor) -> Tensor | None:
-        """(B,) the dual norm of the residual of a weak form, an estimate of the error; None for other formulations."""
-        return None
-
-    def solution_norm(self, y: Tensor) -> Tensor:
-        """(B or 1,) the norm called "functional" of the exact solution."""
-        raise ValueError(f"the formulation {self.name} has no norm of the functional")
-
-    def gradient_norm(self, states: Tensor, y: Tensor) -> Tensor:
-        """(B,) ‖a_y^{1/2} ∇u‖ from states whose first entries are the gradient of u."""
-        a = self.mean(self.coefficient(y))  # (K, B)
-        gradient = cells_last(states, states.shape[-1] // len(a))[:, : self.frame.arrays.dimension]
-        return (a * gradient.to(self.wide).square().sum(1)).sum(0).sqrt()
-
-    def squares(self, y: Tensor) -> tuple[Tensor, Tensor] | None:
-        """(K, r, m, B) and (K, r, B): blocks R and offsets r of a loss Σ |R s + r|²; None for other densities."""
-        return None
-
-    def weak_blocks(self, y: Tensor) -> tuple[Tensor, Tensor] | None:
-        """(K, m, m, B) C and (K, m, B) ℓ of a loss |Dᵀ(C s - ℓ)|²; None for other losses."""
-        return None
-
-    def oscillation(self, y: Tensor) -> Tensor:
-        """(B or 1,) the part of a loss of squares, or of an equation, that no discrete function can change."""
-        return torch.zeros(1, dtype=self.wide, device=self.frame.device)
-
-    def state_functional(self, y: Tensor) -> Tensor | None:
-        """(K, m, B) a load on the states of u; None if the formulation has none."""
-        return None
-
-    def affine_weights(self) -> Callable[[Floats], Floats] | None:
-        """Maps y (B, p) to few weights (B, Q) in which A_y and the load are linear; None if none are known."""
-        return None
-
-    # ---- PETSc's part; `ufl` comes from `fem_frames.fenicsx.door`
-
-    @classmethod
-    def reference_solvers(cls, dimension: int) -> tuple[str, ...]:
-        """The PETSc solvers for reference solutions in this dimension; the first is the default."""
-        return ("lu",)
-
-    @staticmethod
-    def forms(V: Any, w: Any, a: Any, f: Any, y: Any, dx: Any) -> tuple[Any, Any, Any]:
-        """Bilinear form, linear form and loss of w in UFL; a and f are a_y and f_y at points, y (p,) is a constant.
-
-        A formulation whose `forms` has an argument `length` gets L, the unit of lengths in its functional. Without
-        `forms`, test sets are solved without PETSc.
-        """
-        raise MissingFormsError
-
-    @classmethod
-    def has_forms(cls) -> bool:
-        """Whether PETSc can solve this formulation."""
-        return cls.forms is not Formulation.forms
 
     # Made when first needed: training needs none of them.
     @cached_property
