@@ -160,9 +160,14 @@ def test_given_components_have_their_values():
 
 
 def value(energy, field=1.0, d=2, mesh=None, quadrature_degree=2):
-    """The energy of a constant field, by the density on states with values."""
+    """The energy of a constant field, which is given on the left side."""
     problem = Problem(
-        mesh or square(d), Equation(Field("u"), energy=energy), FOUR, dirichlet={}, quadrature_degree=quadrature_degree
+        mesh or square(d),
+        Equation(Field("u"), energy=energy),
+        FOUR,
+        dirichlet=left,
+        dirichlet_value=lambda x: field * left(x),
+        quadrature_degree=quadrature_degree,
     )
     formulation = make_formulation(Frame.from_arrays(frame_of(problem, 1), "float64"), problem)
     nodal = torch.full((1, formulation.frame.arrays.nodal_size), field, dtype=torch.float64)
@@ -172,7 +177,12 @@ def value(energy, field=1.0, d=2, mesh=None, quadrature_degree=2):
 
 def with_square(term):
     """The term, and a square of u that makes the energy one with values in its states."""
-    return lambda u, y, x, dx, ds: term(u, y, x, dx, ds) + (u - 1) ** 2 * dx + inner(grad(u), grad(u)) * dx
+    return lambda *given: with_gradient(term)(*given) + (given[0] - 1) ** 2 * given[3]
+
+
+def with_gradient(term):
+    """The term as a load, for states without values."""
+    return lambda u, y, x, dx, ds: term(u, y, x, dx, ds) + inner(grad(u), grad(u)) * dx
 
 
 @pytest.mark.parametrize(
@@ -194,7 +204,7 @@ def with_square(term):
 )
 def test_integrals_have_their_values(term, expected):
     assert value(with_square(term)) == pytest.approx(expected, rel=1e-12)
-    assert value(term) == pytest.approx(expected, rel=1e-12)  # as a load, for states without values
+    assert value(with_gradient(term)) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("d", [1, 2, 3])
