@@ -15,6 +15,7 @@ from fem_frames.frame.level_matrices import quadrature_points
 from fem_frames.operators.checking import unchecked
 from fem_frames.problem.catalogue import PROBLEMS
 from fem_frames.problem.definition import Problem
+from fem_frames.problem.densities import Density
 from fem_frames.problem.description import describe_problem, described_problem
 from fem_frames.problem.loading import recorded_problem
 
@@ -37,9 +38,12 @@ def saved_problem(content: dict[str, Any], arrays: FrameArrays) -> Problem | Non
         lift = arrays.fields[0].lift[-1]
         return described_problem(description, arrays.record, quadrature_points(arrays), arrays.points, lift)
     try:
-        return recorded_problem(arrays.record)
+        made = recorded_problem(arrays.record)
     except ValueError:  # solutions do not need the problem
         return None
+    if made.equation is not None:  # its programs are in the frame, which may be where UFL is not
+        made.equation.adopt(Density.from_record(arrays.record.get("equation")))
+    return made
 
 
 SMALLER = 30  # times that coefficients are halved to find a finite energy

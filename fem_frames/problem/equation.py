@@ -130,6 +130,10 @@ class Equation:
         """For messages."""
         return "the energy" if self.residual is None else "the residual"
 
+    def adopt(self, density: Density) -> None:
+        """Takes programs that were made from this equation before: they need no UFL."""
+        self._compiled[density.dimension, density.parameters] = density
+
     @property
     def called(self) -> str:
         """What its function is called in messages."""
