@@ -33,6 +33,9 @@ demo: $(ready)
 	$(bin)/python demos/demo_curved.py
 	$(bin)/python demos/demo_own_net.py
 	$(bin)/python demos/demo_own_equation.py
+	$(bin)/python demos/demo_elasticity.py
+	$(bin)/python demos/demo_nonlinear.py
+	$(bin)/python demos/demo_transport.py
 	$(bin)/python demos/demo_plate.py
 	$(bin)/python demos/demo_inverse.py
 

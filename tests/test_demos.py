@@ -133,6 +133,21 @@ def test_demo_own_equation(tmp_path):
     assert "the error in the energy norm is at most 1e-6" in said
 
 
+@pytest.mark.serial
+@pytest.mark.parametrize(
+    ("name", "levels", "epochs", "told"),
+    [
+        ("elasticity", 2, 1000, "bound / error against PETSc"),
+        ("nonlinear", 2, 400, "bound / error against PETSc's SNES"),
+        ("transport", 3, 800, "times the dual norm, which is no bound"),
+    ],
+)
+def test_demos_of_equations_in_ufl(tmp_path, name, levels, epochs, told):
+    """Their bounds, Newton steps and dual norms are asserted in the demos."""
+    assert told in run(AS_SCRIPT, f"demos/demo_{name}.py", "--out", tmp_path, "--levels", levels, "--epochs", epochs)
+    assert is_picture(tmp_path / f"{name}.png")
+
+
 def test_nodal_values_find_their_points_in_dolfinx(comm, tmp_path):
     """What XDMF and DOLFINx users get: the function x₀, by its values at the exported points."""
     from dolfinx import io
