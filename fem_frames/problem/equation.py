@@ -114,6 +114,14 @@ class Equation:
             raise ValueError("the fields of the equation do not fit each other")
         return made
 
+    def with_density(self, density: Density) -> Equation:
+        """The same equation with programs that were read from a file, so that UFL is not needed."""
+        same = {"energy": self.energy, "residual": self.residual, "monotonicity": self.monotonicity}
+        found = Equation(*self.fields, **same, density=density)
+        if [(p.name, p.size) for p in found.parts(density.dimension)] != [(p.name, p.size) for p in density.parts]:
+            raise ValueError("the programs of the file belong to an equation with other fields")
+        return found
+
     @property
     def function(self) -> Callable[..., Any]:
         """The energy or the weak form."""
