@@ -32,7 +32,12 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "fenicsx: reference, sweep": ("fem_frames.fenicsx",),
     "operators": ("fem_frames.operators",),
     "formulations": ("fem_frames.formulations",),
-    "outputs": ("fem_frames.outputs",),
+    "outputs": (
+        "fem_frames.outputs",
+        "fem_frames.output_groups",
+        "fem_frames.output_records",
+        "fem_frames.functionals",
+    ),
     "solvers": ("fem_frames.solvers",),
     "studies": ("fem_frames.studies",),
     "nets": ("nets",),

@@ -13,6 +13,9 @@ __version__ = "0.1.0"
 _HOMES = {
     "FrameArrays": "frame.arrays",
     "BoundaryFlux": "outputs",
+    "Functional": "functionals",
+    "load_outputs": "output_records",
+    "save_outputs": "output_records",
     "LinearFunctional": "outputs",
     "OutputMap": "outputs",
     "PointValues": "outputs",
@@ -106,6 +109,7 @@ if TYPE_CHECKING:
     from fem_frames.frame.fields import EssentialData, Field, bubble_values, dirichlet_values, neumann_fluxes
     from fem_frames.frame.level_matrices import flux_at_centres
     from fem_frames.frame.solutions import ReferenceSolutions
+    from fem_frames.functionals import Functional
     from fem_frames.mesh.coarse import Grid, MeshArrays
     from fem_frames.mesh.curves import Circle, Cylinder, Sphere
     from fem_frames.mesh.gmsh import read_gmsh
@@ -113,6 +117,7 @@ if TYPE_CHECKING:
     from fem_frames.operators.cells import Congruent
     from fem_frames.operators.frame import Frame
     from fem_frames.operators.linear import LinearOperator
+    from fem_frames.output_records import load_outputs, save_outputs
     from fem_frames.outputs import BoundaryFlux, LinearFunctional, OutputMap, PointValues, RegionMean
     from fem_frames.problem.boundary import Parameter
     from fem_frames.problem.catalogue import PROBLEMS
@@ -153,6 +158,7 @@ if TYPE_CHECKING:
         "Formulation",
         "Frame",
         "FrameArrays",
+        "Functional",
         "Gaussian",
         "Grid",
         "LeastSquares",
@@ -194,12 +200,14 @@ if TYPE_CHECKING:
         "frame_bounds",
         "frame_condition",
         "friedrichs_constant",
+        "load_outputs",
         "make_formulation",
         "make_problem",
         "namespace",
         "neumann_fluxes",
         "read_gmsh",
         "run_sweep",
+        "save_outputs",
         "solve",
         "solve_linear",
         "solve_reference",

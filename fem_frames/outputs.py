@@ -1,8 +1,8 @@
 """Outputs: the few numbers that are wanted of a solution, as data, and their evaluation for batches of y.
 
-Each output is affine in u = lift + F w: q(u, y) = ⟨ℓ_y, w⟩ + c_y. Bounds and adjoints use the vectors ℓ_y on the frame.
-The classes `PointValues`, `RegionMean`, `BoundaryFlux` and `LinearFunctional` describe outputs; `OutputMap` evaluates
-them on a formulation. Needs no DOLFINx.
+Most outputs are affine in u = lift + F w: q(u, y) = ⟨ℓ_y, w⟩ + c_y. Bounds and adjoints use the vectors ℓ_y on the
+frame. The classes `PointValues`, `RegionMean`, `BoundaryFlux` and `LinearFunctional` describe outputs, and `Functional`
+in `functionals.py`; `OutputMap` evaluates them on a formulation. Needs no DOLFINx.
 
 B samples, s outputs, n nodal values of a field, L of them on a cell, N free ones of all fields, Nhat frame
 coefficients, K finest cells, F boundary facets, d dimension.
@@ -23,6 +23,7 @@ from torch import Tensor
 from fem_frames.formulations.formulation import Formulation
 from fem_frames.formulations.reactions import Reaction, flux_signs
 from fem_frames.frame.arrays import FrameArrays, FrameField
+from fem_frames.frame.fields import vector_name
 from fem_frames.frame.level_matrices import bubbles_of, flux_field, nodal_places, nodal_states
 from fem_frames.frame.sparse import SparseMatrix
 from fem_frames.mesh.checks import known_names
@@ -30,13 +31,13 @@ from fem_frames.mesh.geometry import Floats, Ints
 from fem_frames.mesh.location import locate
 from fem_frames.operators.linear import dot
 from fem_frames.operators.recursion import SparseOperator
-from fem_frames.problem.boundary import ALL
+from fem_frames.output_groups import group_facets, region_groups
 
 ROUNDING = 1e-14  # barycentric coordinates below this are zero: a point on the boundary has the value given there
 
 
 class Output(ABC):
-    """One or several numbers that are affine in the solution."""
+    """One or several numbers that are wanted of a solution."""
 
     @abstractmethod
     def bind(self, formulation: Formulation) -> BoundOutput:
@@ -45,14 +46,19 @@ class Output(ABC):
 
 @dataclass(frozen=True, eq=False)
 class PointValues(Output):
-    """Values of a field at points (n, d) of the domain: n outputs, n d for a flux in RT0. See docs/surrogates.md."""
+    """Values of a field at points (n, d) of the domain: n outputs, n c for a vector with c components or a flux.
+
+    See docs/surrogates.md.
+    """
 
     points: npt.ArrayLike
     field: str = "u"
 
     def bind(self, formulation: Formulation) -> BoundOutput:
+        return _of_components(formulation, self.field, self._of)
+
+    def _of(self, formulation: Formulation, f: FrameField) -> BoundOutput:
         arrays = formulation.frame.arrays
-        f = _field(arrays, self.field)
         cell, hats = locate(self.points, arrays.points, arrays.levels, nested=not arrays.curved)
         hats = np.where(np.abs(hats) < ROUNDING, 0.0, hats)
         x = np.einsum("nl,nld->nd", hats, arrays.points[arrays.levels[-1].cells[cell]])
@@ -78,7 +84,7 @@ class PointValues(Output):
 
 @dataclass(frozen=True, eq=False)
 class RegionMean(Output):
-    """The mean of a field over a region, by name or tag, or over the domain: exact for P1 and P2.
+    """The mean of a field over a region, by name or tag, or over the domain: exact for P1 and P2; one per component.
 
     See docs/surrogates.md.
     """
@@ -87,8 +93,10 @@ class RegionMean(Output):
     field: str = "u"
 
     def bind(self, formulation: Formulation) -> BoundOutput:
+        return _of_components(formulation, self.field, self._of)
+
+    def _of(self, formulation: Formulation, f: FrameField) -> BoundOutput:
         arrays = formulation.frame.arrays
-        f = _field(arrays, self.field)
         if f.degree:
             raise ValueError(f"{f.name} has no nodal values at points; use a LinearFunctional for its mean")
         inside = np.ones(len(arrays.regions), bool) if self.region is None else arrays.regions == self._tag(arrays)
@@ -123,31 +131,42 @@ class BoundaryFlux(Output):
     u is given, v is the group's share of the area of these facets, so that the fluxes of all groups add up. Flux
     through neighbouring facets with Neumann or Robin conditions is subtracted. Facets of the group with Neumann
     conditions add ∫ h, with Robin conditions ∫ k (u_outside - u), insulated ones nothing. A field in RT0 is summed
-    over facets instead.
-    See docs/surrogates.md.
+    over facets instead. For an energy of the user it is the reaction where the field is given, one number per component
+    of a vector: the reaction force. See docs/surrogates.md.
     """
 
     group: str | int | Callable[[Floats], Any]
+    field: str | None = None
+    """The first field unless given."""
 
     def bind(self, formulation: Formulation) -> BoundOutput:
         arrays = formulation.frame.arrays
         chosen = group_facets(arrays, self.group)
         name = getattr(self.group, "__name__", "function") if callable(self.group) else str(self.group)
-        labels, flux = [f"flux {name}"], flux_field(arrays)
+        flux = flux_field(arrays)
         if flux is not None:
             assert arrays.groups is not None
             places, signs = flux_signs(arrays, arrays.groups.facets[chosen])
-            return NodalOutput(
-                formulation, flux, _as_row(np.bincount(places, signs, minlength=len(flux.lift[-1]))), labels
+            weights = np.bincount(places, signs, minlength=len(flux.lift[-1]))
+            return NodalOutput(formulation, flux, _as_row(weights), [f"flux {name}"])
+        first = arrays.fields[0].name
+        fields = output_fields(arrays, self.field or vector_name(first) or first)
+        found = [Reaction(formulation, chosen, f) for f in fields]
+        if not any(reaction.covers for reaction in found):
+            raise ValueError(
+                f"{self.field or 'the solution'} is given nowhere on {name!r}, and the equation's own terms make the "
+                "flux there: write it as a Functional with ds"
             )
-        return FluxOutput(Reaction(formulation, chosen), labels)
+        labels = [f"flux {name}" if len(fields) == 1 else f"flux of {f.name} {name}" for f in fields]
+        parts = [FluxOutput(reaction, [label]) for reaction, label in zip(found, labels, strict=True)]
+        return parts[0] if len(parts) == 1 else VectorOutput(parts)
 
 
 @dataclass(frozen=True, eq=False)
 class LinearFunctional(Output):
     """The product of a vector (n,), or of rows (s, n), with all nodal values of a field, given ones included.
 
-    See docs/surrogates.md.
+    For a vector field the product with each component. See docs/surrogates.md.
     """
 
     vector: npt.ArrayLike
@@ -155,7 +174,9 @@ class LinearFunctional(Output):
     label: str = "functional"
 
     def bind(self, formulation: Formulation) -> BoundOutput:
-        f = _field(formulation.frame.arrays, self.field)
+        return _of_components(formulation, self.field, self._of)
+
+    def _of(self, formulation: Formulation, f: FrameField) -> BoundOutput:
         given = self.vector.detach().cpu() if isinstance(self.vector, Tensor) else self.vector
         try:
             rows = np.atleast_2d(np.asarray(given, np.float64))
@@ -168,61 +189,22 @@ class LinearFunctional(Output):
             raise ValueError(f"entry {int(np.argwhere(~np.isfinite(rows))[0, 1])} of the vector is not finite: fix it")
         row, column = np.nonzero(rows)
         matrix = SparseMatrix.from_entries(row, column, rows[row, column], (len(rows), n))
-        labels = [self.label] if len(rows) == 1 else [f"{self.label} {i}" for i in range(len(rows))]
+        label = self.label if f.name == self.field else f"{self.label} of {f.name}"
+        labels = [label] if len(rows) == 1 else [f"{label} {i}" for i in range(len(rows))]
         return NodalOutput(formulation, f, matrix, labels)
 
 
-# ---- groups
+# ---- fields and matrices
 
 
-def region_groups(arrays: FrameArrays) -> tuple[dict[str, int], set[int]]:
-    """Tags of the regions that have a name, and all tags of regions."""
-    tags = set(np.unique(arrays.regions).tolist())
-    return {name: tag for name, tag in arrays.record.get("region_names", {}).items() if tag in tags}, tags
-
-
-def boundary_groups(arrays: FrameArrays) -> tuple[dict[str, int], set[int]]:
-    """Tags of the boundary groups that have a name, and all tags of boundary facets."""
-    if arrays.groups is None:
-        return {}, set()
-    tags = set(np.unique(arrays.groups.tags).tolist()) - {-1}
-    return {name: tag for name, tag in arrays.record.get("facet_names", {}).items() if tag in tags}, tags
-
-
-def group_facets(arrays: FrameArrays, group: Any) -> npt.NDArray[np.bool_]:
-    """(F,) which boundary facets of the finest mesh belong to a group: a name, a tag, "all" or a function of x."""
-    groups = arrays.groups
-    if groups is None:
-        raise ValueError(
-            "the frame does not record its boundary facets, because an earlier version made it or it was coarsened: "
-            "export it again for this level, or train again"
-        )
-    if isinstance(group, str) and group == ALL:
-        return np.ones(len(groups.facets), bool)
-    if callable(group):
-        middles = arrays.points[groups.facets].mean(axis=1)
-        told = np.asarray(group(middles))
-        if told.shape != (len(middles),) or told.dtype.kind not in "bui":
-            raise ValueError(
-                f"the function of a BoundaryFlux gave {told.dtype} values of shape {told.shape} for {len(middles)} "
-                "midpoints x (n, d); give True or False for each"
-            )
-        if not told.any():
-            raise ValueError("the function of a BoundaryFlux is true on no boundary facet: fix it")
-        return told.astype(bool)
-    names, tags = boundary_groups(arrays)
-    tag = names.get(group) if isinstance(group, str) else group
-    if isinstance(tag, bool) or tag not in tags:
-        there = known_names(str(group), names, sorted(tags - set(names.values())))
-        has = f"the mesh has {there}" if there else "the mesh has no groups; give its facets names or tags"
-        raise ValueError(f"no boundary facet is called {group!r}; {has}; 'all' or a function of x works on every mesh")
-    return np.asarray(groups.tags == tag)
-
-
-def _field(arrays: FrameArrays, name: str) -> FrameField:
-    found = next((f for f in arrays.fields if f.name == name), None)
-    if found is None:
-        raise ValueError(f"there is no field {name!r}; the frame has {', '.join(f.name for f in arrays.fields)}")
+def output_fields(arrays: FrameArrays, name: str) -> list[FrameField]:
+    """The fields with this name: one, or the components of a vector field."""
+    found = [f for f in arrays.fields if name == f.name] or [f for f in arrays.fields if name == vector_name(f.name)]
+    if not found:
+        vectors = dict.fromkeys(vector_name(f.name) for f in arrays.fields if vector_name(f.name))
+        names = [f.name for f in arrays.fields]
+        more = f"; {' and '.join(map(str, vectors))} is all components" if vectors else ""
+        raise ValueError(f"there is no field {name!r}; the frame has {', '.join(names)}{more}")
     return found
 
 
@@ -231,6 +213,14 @@ def _at_points(f: FrameField, places: Ints, basis: Floats) -> SparseMatrix:
     n, _, c = basis.shape
     rows = np.arange(n)[:, None, None] * c + np.arange(c)
     return _sum_entries(rows, places[..., None], basis, (n * c, len(f.lift[-1])))
+
+
+def _of_components(
+    formulation: Formulation, name: str, make: Callable[[Formulation, FrameField], BoundOutput]
+) -> BoundOutput:
+    """What `make` gives for a field; for a vector field that of all components, one component after the other."""
+    parts = [make(formulation, f) for f in output_fields(formulation.frame.arrays, name)]
+    return parts[0] if len(parts) == 1 else VectorOutput(parts)
 
 
 def _as_row(weights: npt.NDArray) -> SparseMatrix:
@@ -252,6 +242,8 @@ class BoundOutput(ABC):
     """An output on one formulation."""
 
     labels: list[str]
+    is_affine: bool = True
+    """Whether the numbers are affine in the solution. Others have no `functional`, and no error bounds."""
 
     @abstractmethod
     def values(self, w: Tensor, y: Tensor, fields: Callable[[], dict[str, Tensor]]) -> Tensor:
@@ -298,6 +290,20 @@ class SumOutput(BoundOutput):
         return torch.stack(found).sum(0)
 
 
+class VectorOutput(BoundOutput):
+    """The same output of all components of a vector field: all components of the first number, then of the next."""
+
+    def __init__(self, parts: Sequence[BoundOutput]) -> None:
+        self._parts = parts
+        self.labels = [label for labels in zip(*(part.labels for part in parts), strict=True) for label in labels]
+
+    def values(self, w: Tensor, y: Tensor, fields: Callable[[], dict[str, Tensor]]) -> Tensor:
+        return torch.stack([part.values(w, y, fields) for part in self._parts], dim=2).flatten(1)
+
+    def functional(self, y: Tensor) -> Tensor:
+        return torch.stack([part.functional(y) for part in self._parts], dim=2).flatten(1, 2)
+
+
 class FluxOutput(BoundOutput):
     """The flux through a group of facets, from the reaction."""
 
@@ -329,13 +335,16 @@ class OutputMap:
         wrong = next((o for o in self.outputs if not isinstance(o, Output)), None)
         if not self.outputs or wrong is not None:
             raise ValueError(
-                f"outputs are {outputs!r}; give PointValues, RegionMean, BoundaryFlux or LinearFunctional, or several"
+                f"outputs are {outputs!r}; give PointValues, RegionMean, BoundaryFlux, LinearFunctional or Functional, "
+                "or several"
             )
         if formulation.frame.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"outputs need float32 or float64, the frame is in {formulation.frame.dtype}: convert it")
         self.formulation = formulation
         self._bound = [output.bind(formulation) for output in self.outputs]
         self.labels = tuple(label for bound in self._bound for label in bound.labels)
+        self.is_affine = tuple(bound.is_affine for bound in self._bound for _ in bound.labels)
+        """For each number whether it is affine in the solution."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -358,8 +367,11 @@ class OutputMap:
         return torch.cat([bound.values(w, y, fields) for bound in self._bound], dim=1)
 
     def functional(self, y: Tensor) -> Tensor:
-        """(B or 1, s, Nhat) the vectors ℓ_y with q(w, y) = ⟨ℓ_y, w⟩ + c_y; (1, s, Nhat) if they do not depend on y."""
+        """(B or 1, s, Nhat) the vectors ℓ_y with q(w, y) = ⟨ℓ_y, w⟩ + c_y, of the s outputs that are affine.
+
+        (1, s, Nhat) if they do not depend on y.
+        """
         y = self.formulation.check_parameters(y)
-        parts = [bound.functional(y) for bound in self._bound]
+        parts = [bound.functional(y) for bound in self._bound if bound.is_affine]
         B = max(len(part) for part in parts)
         return torch.cat([part.expand(B, -1, -1) for part in parts], dim=1)

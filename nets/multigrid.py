@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fem_frames.formulations.formulation import Formulation
+from fem_frames.formulations.formulation_checks import check_quadratic
 from fem_frames.operators.analysis import FrameAnalysis
 from fem_frames.operators.checking import is_plain
 from fem_frames.solvers.cycle_plans import Chebyshev, Cycle, Plan, chebyshev
@@ -39,6 +40,7 @@ class MultigridNet(FrameNet):
     def __init__(
         self, formulation: Formulation, level_sizes: Sizes, steps: tuple[int, int], nodal: bool, box: Box | None = None
     ) -> None:
+        check_quadratic(formulation, "the net multigrid")
         parameters = formulation.problem.parameters.dimension
         super().__init__(parameters, level_sizes, box=box)
         self.steps, self._nodal = steps, nodal

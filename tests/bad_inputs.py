@@ -156,6 +156,7 @@ CASES = [
     (["bench", *QUARTERS, "--batch", "0"], "batch is 0"),
     (["bench", *QUARTERS, "--batch", "1000000000000"], "a batch of 1000000000000 samples would need .*B of memory"),
     (["bench", "--training", "--net", "deep", *QUARTERS], "net is 'deep'"),
+    (["bench", "--equations", *QUARTERS], "--equations goes with --dtypes, --levels"),
     (["bench", "--training", "--routes", "csr"], "are for the benchmark of D"),
     (
         ["bench", "--frame", "stranger.npz", "--routes", "bpx"],
@@ -305,7 +306,7 @@ CASES = [
     (["outputs", "pipe", "--y", "1,1,1,1"], "pipe holds no surrogate"),
     (["learn-outputs", "run", "--point", "0.5", "--out", "file"], "file is there already: .*--force"),
     (["learn-outputs", "run", "--point", "0.5", "--out", "absent/x"], "make the folder absent first"),
-    (["learn-outputs", "run", *NEW], "name the outputs by --point, --mean or --through"),
+    (["learn-outputs", "run", *NEW], "name the outputs by --point, --mean, --through or --functional"),
     (["learn-outputs", "empty", "--mean", "all", *NEW], "empty holds no surrogate"),
     (["learn-outputs", "run", "--mean", "all", "--depth", "0", *NEW], "depth is 0"),
     (["learn-outputs", "run", "--mean", "all", "--samples", "9" * 12, *NEW], "of memory, .* use fewer samples"),

@@ -119,7 +119,18 @@ def test_info_and_problems():
     assert {"dolfinx", "petsc", "mpi", "torch", "blas", "devices"} <= set(info)
     names = [row["name"] for row in json.loads(call_command("problems", "--json").stdout)["problems"]]
     first = ["quarters", "checkerboard", "lshape", "ring", "cookies", "lognormal", "inclusion", "cube"]
-    assert names == [*first, "disks", "waves", "spot", "elastic", "anisotropic", "reaction"]
+    assert names == [
+        *first,
+        "disks",
+        "waves",
+        "spot",
+        "elastic",
+        "anisotropic",
+        "reaction",
+        "carreau",
+        "transport",
+        "heat",
+    ]
     assert "y in [0.5, 1.5]^4" in call_command("problems").stdout
 
 

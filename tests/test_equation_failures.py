@@ -20,6 +20,7 @@ from fem_frames import (
     solve_reference,
 )
 from fem_frames.fenicsx.sweep import problem_digest
+from fem_frames.frame.fields import Field
 from fem_frames.problem.equation import Equation
 from training.references import petsc_lacks, reference_solutions
 
@@ -88,6 +89,16 @@ def test_an_error_on_one_rank_is_raised_on_all(comm):
     energy.ready = True
     with pytest.raises(ValueError, match=r"KeyError.*wind"):
         ReferenceSolver(problem, 1)
+
+
+@pytest.mark.serial
+def test_a_frame_with_another_flux_is_refused():
+    problem = problem_of("least squares", 2)
+    sigma = Field("sigma", "RT0", dirichlet={"right": 0.3, 9: 0.0})
+    other = replace(problem, coefficient=Equation(U, sigma, energy=problem.equation.energy))
+    arrays = export_frame(MeshHierarchy.from_problem(other, 1), other)
+    with pytest.raises(ValueError, match=r"neumann\['right'\] of sigma differs"):
+        make_formulation(Frame.from_arrays(arrays, "float64"), problem)
 
 
 # ---- solves that fail

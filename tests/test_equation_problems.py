@@ -201,12 +201,6 @@ assert len(PROBLEMS) == len([make() for make in PROBLEMS.values()])
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_programs_of_other_fields_are_refused():
-    density = make_problem("elastic").density()
-    with pytest.raises(ValueError, match="belong to an equation with other fields"):
-        make_problem("reaction").equation.with_density(density)
-
-
 def test_several_fluxes_have_one_matrix_of_d():
     """D as one sparse matrix, whose columns follow the families, against the recursion."""
 

@@ -34,7 +34,6 @@ from fem_frames.frame.fields import Field
 from fem_frames.problem.equation import Equation
 
 CASES = [(name, d) for name in (*ENERGIES, *RESIDUALS) for d in (1, 2, 3) if has(name, d)]
-LINEAR = [(name, d) for name, d in CASES if name in ENERGIES and name not in NONLINEAR]
 
 
 def random_fields(arrays, seed):
@@ -75,7 +74,8 @@ def test_programs_and_assembled_forms_agree_at_random_states(name, d, comm):
 # ---- solutions
 
 
-@pytest.mark.parametrize(("name", "d"), LINEAR)
+@pytest.mark.serial
+@pytest.mark.parametrize(("name", "d"), CASES)
 def test_frame_and_petsc_agree(name, d):
     problem = problem_of(name, d)
     arrays = export_frame(MeshHierarchy.from_problem(problem, LEVELS[d]), problem)
@@ -87,7 +87,7 @@ def test_frame_and_petsc_agree(name, d):
     assert list(reference.fields) == list(found)
     for field, values in found.items():
         np.testing.assert_allclose(values, reference.fields[field], rtol=0, atol=1e-8)
-        np.testing.assert_allclose(on_frame(y[0])[0][field], reference.fields[field][0], rtol=0, atol=1e-12)
+        np.testing.assert_allclose(on_frame(y[0])[0][field], reference.fields[field][0], rtol=0, atol=1e-10)
     np.testing.assert_allclose(made.loss(w, torch.as_tensor(y)), reference.loss, rtol=1e-9, atol=1e-18)
 
 
@@ -127,7 +127,9 @@ def test_distributed_meshes_give_the_same_solutions(name, d, comm):
         assert other == pytest.approx(loss, rel=1e-9, abs=1e-14)
 
 
-@pytest.mark.parametrize(("name", "d"), [("tensor", 1), ("elasticity", 2), ("least squares", 2)])
+@pytest.mark.parametrize(
+    ("name", "d"), [("tensor", 1), ("elasticity", 2), ("least squares", 2), ("carreau", 2), ("advection", 2)]
+)
 def test_ways_of_distribution_agree(name, d):
     problem = problem_of(name, d)
     y = samples(problem, 3)
@@ -136,7 +138,7 @@ def test_ways_of_distribution_agree(name, d):
         found = solve_reference(problem, y, LEVELS[d], distribute=distribute)
         for field, values in expected.fields.items():
             np.testing.assert_allclose(found.fields[field], values, rtol=0, atol=1e-10)
-        np.testing.assert_allclose(found.loss, expected.loss, rtol=1e-9)
+        np.testing.assert_allclose(found.loss, expected.loss, rtol=1e-9, atol=1e-18)
 
 
 def test_data_of_components_depend_on_y():

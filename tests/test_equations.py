@@ -307,3 +307,38 @@ def test_regions_of_the_problem_are_groups_too():
     formulation = make_formulation(Frame.from_arrays(frame_of(problem, 2), "float64"), problem)
     load = formulation.functional(torch.tensor([[2.0, 1, 1, 1]], dtype=torch.float64))
     assert float(load.sum()) == pytest.approx(0.5, rel=1e-12)
+
+
+def test_programs_in_another_order_are_the_same_equation():
+    """Releases of UFL order operations differently; a frame of one of them serves the others."""
+
+    def one(u, y, x, dx, ds):
+        return (y[0] * inner(grad(u), grad(u)) / 2 + x[0] * u**2) * dx - y[1] * u * ds("right")
+
+    def other(u, y, x, dx, ds):
+        return -(u * y[1]) * ds("right") + u * (u * x[0]) * dx + 0.5 * inner(y[0] * grad(u), grad(u)) * dx
+
+    def third(u, y, x, dx, ds):
+        return other(u, y, x, dx, ds) + 1e-3 * u**2 * dx
+
+    same, ordered, different = (
+        Problem(square(), Equation(Field("u"), energy=energy), FOUR).density() for energy in (one, other, third)
+    )
+    assert same.record() != ordered.record()
+    assert same.agrees(ordered)
+    assert not same.agrees(different)
+
+
+@pytest.mark.parametrize("name", ["heat", "carreau", "elastic"])
+def test_built_in_equations_are_loaded_where_there_is_no_ufl(tmp_path, name):
+    from training import Configuration, train
+
+    settings = Configuration(problem=name, levels=2, epochs=2, steps_per_epoch=2, batch=8, rank=2, test_samples=2)
+    train(settings, tmp_path / "run", quiet=True)
+    done = run_without_dolfinx(f"""
+from training import Surrogate
+surrogate = Surrogate.load({str(tmp_path / "run")!r})
+y = surrogate.problem.parameters.sample(2, 0)
+print(surrogate.loss(y).tolist())
+""")
+    assert done.returncode == 0, done.stderr

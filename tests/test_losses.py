@@ -86,7 +86,7 @@ def test_curvature_is_the_second_derivative(kind, name):
     v = torch.randn(2, size, dtype=torch.float64)
     (gradient,) = torch.autograd.grad(loss(w, batch).sum(), w)
     (shifted,) = torch.autograd.grad(loss(w + v, batch).sum(), w)
-    torch.testing.assert_close(loss.curvature(batch)(v), shifted - gradient, rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(loss.curvature(batch, w)(v), shifted - gradient, rtol=1e-7, atol=1e-7)
 
 
 @pytest.mark.parametrize("kind", KINDS)

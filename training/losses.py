@@ -20,6 +20,7 @@ from torch import Tensor
 from fem_frames.formulations.formulation import Formulation
 from fem_frames.frame.solutions import ReferenceSolutions
 from fem_frames.mesh.geometry import Floats
+from fem_frames.operators.cells import Congruent
 from fem_frames.operators.linear import dot
 from fem_frames.problem.callbacks import calling
 from fem_frames.problem.parameters import numbers
@@ -91,8 +92,8 @@ class Loss(ABC):
         return loss.detach(), gradient
 
     @abstractmethod
-    def curvature(self, batch: Batch) -> Map:
-        """The second derivative of the loss with respect to w, a map (B, n) to (B, n) that does not depend on w."""
+    def curvature(self, batch: Batch, w: Tensor) -> Map:
+        """The second derivative of the loss with respect to w at w (B, n), a map (B, n) to (B, n)."""
 
 
 class StableLoss(Loss):
@@ -108,8 +109,8 @@ class StableLoss(Loss):
         factor = 2 * self.formulation.factor
         return loss, residual if factor == 1 else factor * residual
 
-    def curvature(self, batch: Batch) -> Map:
-        return _scaled(2 * self.formulation.factor, self.formulation.stable(batch.y))
+    def curvature(self, batch: Batch, w: Tensor) -> Map:
+        return _scaled(2 * self.formulation.factor, self.formulation.curvature(w, batch.y))
 
 
 class BpxLoss(Loss):
@@ -118,8 +119,10 @@ class BpxLoss(Loss):
     def __call__(self, w: Tensor, batch: Batch) -> Tensor:
         return self.formulation.nodal_loss(self.formulation.frame.H(w), batch.y)
 
-    def curvature(self, batch: Batch) -> Map:
-        return _scaled(2 * self.formulation.factor, self.formulation.bpx(batch.y))
+    def curvature(self, batch: Batch, w: Tensor) -> Map:
+        H = self.formulation.frame.H
+        nodal = self.formulation.nodal_curvature(H(w), batch.y)
+        return _scaled(2 * self.formulation.factor, Congruent(H, nodal))
 
 
 class NodalLoss(Loss):
@@ -130,8 +133,8 @@ class NodalLoss(Loss):
     def __call__(self, w: Tensor, batch: Batch) -> Tensor:
         return self.formulation.nodal_loss(w, batch.y)
 
-    def curvature(self, batch: Batch) -> Map:
-        return _scaled(2 * self.formulation.factor, self.formulation.A(batch.y))
+    def curvature(self, batch: Batch, w: Tensor) -> Map:
+        return _scaled(2 * self.formulation.factor, self.formulation.nodal_curvature(w, batch.y))
 
 
 class SupervisedLoss(Loss):
@@ -164,7 +167,7 @@ class SupervisedLoss(Loss):
         """(B, ·) the prediction that is compared with the target."""
         return self.formulation.frame.D(w)
 
-    def curvature(self, batch: Batch) -> Map:
+    def curvature(self, batch: Batch, w: Tensor) -> Map:
         D = self.formulation.frame.D
         return lambda z: 2 * D.T(D(z))
 
@@ -180,7 +183,7 @@ class SupervisedNodalLoss(SupervisedLoss):
     def predicted(self, w: Tensor) -> Tensor:
         return w
 
-    def curvature(self, batch: Batch) -> Map:
+    def curvature(self, batch: Batch, w: Tensor) -> Map:
         return lambda z: 2 * z
 
 
@@ -202,7 +205,7 @@ class FunctionLoss(Loss):
             raise ValueError(f"{name} does not depend on the coefficients w through autograd, so it cannot be trained")
         return found.to(self.formulation.wide)
 
-    def curvature(self, batch: Batch) -> Map:
+    def curvature(self, batch: Batch, w: Tensor) -> Map:
         raise ValueError(NO_CURVATURE)
 
 

@@ -26,6 +26,9 @@ from fem_frames.solvers.output_bounds import certify_outputs
 from training.outputs import Outputs
 from training.references import CHUNK
 
+BOUND_NAMES = ("error_bound_mean", "error_bound_max", "relative_bound_mean", "relative_bound_max")
+ROUNDING = 1e-14  # floors of losses below this part of the loss are rounding errors
+
 
 class Answers(Protocol):
     """Anything that maps y to solutions: a surrogate or a rival."""
@@ -54,7 +57,7 @@ class Metrics:
     floor: float
     """The functional at the reference solution: the smallest value that the discretisation allows."""
     ratio: float
-    """loss / floor if the floor is positive; NaN for energies."""
+    """loss / floor if the floor is positive and more than rounding; NaN for energies and weak forms."""
     excess: float
     """loss - floor; for the energy, half the squared error against the discrete solution in the energy norm."""
     samples: int
@@ -104,7 +107,7 @@ def evaluate(surrogate: Answers, reference: ReferenceSolutions) -> Metrics:
         mse=float(np.concatenate(square).mean()),
         loss=loss,
         floor=floor,
-        ratio=loss / floor if floor > 0 else math.nan,
+        ratio=loss / floor if floor > ROUNDING * loss and floor > 0 else math.nan,
         excess=loss - floor,
         samples=len(reference.y),
     )
@@ -128,21 +131,37 @@ def energy_error(surrogate: Answers, reference: ReferenceSolutions) -> float | N
 
 
 def bound_record(surrogate: Answers, y: Floats, norm: str | None = None) -> dict[str, Any]:
-    """Mean and maximum of the error bounds for y (B, p), absolute and relative, and their norm."""
+    """Mean and maximum of the error bounds for y (B, p), absolute and relative, and their norm.
+
+    Where there are no bounds and none are asked for, of the dual norm of the residual if there is one.
+    """
     exact = surrogate.formulation
+    if norm is None and not exact.norms:
+        return dict.fromkeys((*BOUND_NAMES, "norm", "against")) | _dual_norms(surrogate, y)
     values, relative = [], []
     for start in range(0, len(y), CHUNK):
         part = torch.as_tensor(y[start : start + CHUNK], device=exact.frame.device)
-        found = certify(exact, surrogate.coefficients(part), part, norm)
-        values.append(found.value.cpu().numpy())
-        relative.append(found.relative.cpu().numpy())
+        bound = certify(exact, surrogate.coefficients(part), part, norm)
+        values.append(bound.value.cpu().numpy())
+        relative.append(bound.relative.cpu().numpy())
     chosen = exact.error_norm(norm)
-    record: dict[str, Any] = {}
-    for name, parts in (("error_bound", values), ("relative_bound", relative)):
-        joined = np.concatenate(parts)
-        for what, value in (("mean", float(joined.mean())), ("max", float(joined.max()))):
-            record[f"{name}_{what}"] = value if math.isfinite(value) else None
+    joined = [np.concatenate(parts) for parts in (values, relative)]
+    found = [float(value) for bounds in joined for value in (bounds.mean(), bounds.max())]
+    record: dict[str, Any] = {n: v if math.isfinite(v) else None for n, v in zip(BOUND_NAMES, found, strict=True)}
     return record | {"norm": chosen.name, "against": chosen.against}
+
+
+def _dual_norms(surrogate: Answers, y: Floats) -> dict[str, Any]:
+    exact = surrogate.formulation
+    found = []
+    for start in range(0, len(y), CHUNK):
+        part = torch.as_tensor(y[start : start + CHUNK], device=exact.frame.device)
+        norms = exact.dual_norm(surrogate.coefficients(part), part)
+        if norms is None:
+            return {}
+        found.append(norms.cpu().numpy())
+    joined = np.concatenate(found)
+    return {"dual_norm_mean": float(joined.mean()), "dual_norm_max": float(joined.max())}
 
 
 @dataclass(frozen=True)
@@ -154,7 +173,7 @@ class OutputError:
     error_max: float
     bound_mean: float | None
     bound_max: float | None
-    """None if the formulation has no bounds for outputs."""
+    """None if the formulation has no bounds for outputs, or the output is not affine in the solution."""
     violations: int | None
     """Samples whose error exceeds its bound plus the bound for the error of the reference itself."""
 
@@ -170,7 +189,7 @@ def output_errors(
     made = OutputMap(exact, outputs)
     truth = exact.coordinates.coefficients(exact.coordinates.free(reference.fields, exact.frame.device, reference.y))
     errors, bounds, excess = [], [], []
-    bounded, kind = False, ""
+    bounded, kind = (False,) * len(made), ""
     step = max(1, CHUNK // len(made))  # bounds take a vector in the frame for every sample and output
     for start in range(0, len(truth), step):
         part = slice(start, start + step)
@@ -181,16 +200,16 @@ def output_errors(
         errors.append(error)
         bounds.append(found.error_bound)
         excess.append(error > found.error_bound + right.error_bound)
-        bounded, kind = found.bounded, found.kind
+        bounded, kind = found.has_bound, found.kind
     error, bound, above = (torch.cat(parts).cpu() for parts in (errors, bounds, excess))
     rows = [
         OutputError(
             label,
             float(error[:, k].mean()),
             float(error[:, k].max()),
-            float(bound[:, k].mean()) if bounded else None,
-            float(bound[:, k].max()) if bounded else None,
-            int(above[:, k].sum()) if bounded else None,
+            float(bound[:, k].mean()) if bounded[k] else None,
+            float(bound[:, k].max()) if bounded[k] else None,
+            int(above[:, k].sum()) if bounded[k] else None,
         )
         for k, label in enumerate(made.labels)
     ]

@@ -162,7 +162,7 @@ class Objective:
         inner = list(self._inner.values())
         with torch.enable_grad(), unchecked():
             w = self._answers(piece)
-            M = self.loss.curvature(piece)
+            M = self.loss.curvature(piece, w.detach())
 
         def product(tangents: dict[str, Tensor]) -> Tensor:
             primals = {name: p.detach() for name, p in self._inner.items()}

@@ -20,6 +20,8 @@ from torch import Tensor, nn
 
 from fem_frames.formulations.formulation import Formulation
 from fem_frames.memory import check_memory
+from fem_frames.output_records import read_outputs
+from fem_frames.outputs import Output
 from fem_frames.problem.parameters import Gaussian, Uniform, check_samples, whole_number
 from training.dense_net import check_finite, dense_net, fit_by_adam
 from training.output_samples import OutputSamples, formulation_of, solve_outputs
@@ -114,12 +116,27 @@ class OutputNet:
         labels: tuple[str, ...],
         errors: ValidationErrors,
         record: Mapping[str, Any],
+        outputs: list[dict[str, Any]] | None = None,
     ) -> None:
-        """`scaling` are the centre (s,) and the scale (s,) of the outputs; `record` tells how the net was trained."""
+        """`scaling` are the centre (s,) and the scale (s,) of the outputs; `record` tells how the net was trained.
+
+        `outputs` are the records of the outputs, as `record_outputs` makes them.
+        """
         self.net, self.parameters, self.labels = net.requires_grad_(False), parameters, labels
         self.validation, self.record = errors, dict(record)
         self._centre, self._scale = scaling
         self._middle, self._half = _box(parameters)
+        self._outputs = outputs
+
+    @property
+    def outputs(self) -> list[Output]:
+        """The outputs, to ask a surrogate of the same problem for them; functionals come as programs."""
+        if self._outputs is None:
+            raise ValueError(
+                f"the net of {self.record.get('problem')} does not hold its outputs: they were given by functions, or "
+                "an earlier version made the file; only their labels are known"
+            )
+        return read_outputs(self._outputs)
 
     def __repr__(self) -> str:
         sizes = "-".join(str(size) for size in _sizes(self.net))
@@ -205,7 +222,7 @@ class OutputNet:
         with torch.no_grad():
             found = centre + scale * net(((validation.y - middle) / half).float()).double()
         errors = ValidationErrors.between(found, validation)
-        return cls(net, (centre, scale), training.parameters, training.labels, errors, record)
+        return cls(net, (centre, scale), training.parameters, training.labels, errors, record, training.outputs)
 
     # ---- files
 
@@ -223,6 +240,7 @@ class OutputNet:
             "labels": list(self.labels),
             "validation": asdict(self.validation),
             "record": self.record,
+            "outputs": self._outputs,
         }
         save_tensors(path, KIND, VERSION, content)
 
@@ -312,4 +330,7 @@ def _restored(content: Mapping[str, Any]) -> OutputNet:
         raise ValueError(f"its scales and validation errors are not {s} finite numbers each")
     samples = whole_number(told["samples"], "the number of validation samples")
     errors = ValidationErrors(parts[2], parts[3], parts[4], parts[5], samples)
-    return OutputNet(net, (parts[0], parts[1]), parameters, tuple(labels), errors, record)
+    outputs = content.get("outputs")
+    if outputs is not None:
+        read_outputs(outputs)
+    return OutputNet(net, (parts[0], parts[1]), parameters, tuple(labels), errors, record, outputs)

@@ -8,13 +8,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from fem_frames.formulations.formulation import Formulation
 from fem_frames.memory import available, check_memory
+from fem_frames.output_records import record_outputs
 from fem_frames.outputs import OutputMap
 from fem_frames.problem.parameters import Gaussian, Uniform, whole_number
 from fem_frames.solvers.solution import solve
@@ -41,6 +42,8 @@ class OutputSamples:
     """Relative residual of the solves."""
     seconds: float
     """Time of the solves."""
+    outputs: list[dict[str, Any]] | None = None
+    """The records of the outputs; None if a file cannot hold them."""
 
     def scaling(self) -> tuple[Tensor, Tensor]:
         """(s,) means and (s,) standard deviations; zero for an output that varies by no more than the solves err."""
@@ -78,7 +81,16 @@ def solve_outputs(
     if progress is not None:
         progress(count, count)
     seconds = time.perf_counter() - begin
-    return OutputSamples(y, torch.cat(found), made.labels, parameters, exact.problem.name, tol, seconds)
+    return OutputSamples(
+        y, torch.cat(found), made.labels, parameters, exact.problem.name, tol, seconds, _recorded(made)
+    )
+
+
+def _recorded(outputs: OutputMap) -> list[dict[str, Any]] | None:
+    try:
+        return record_outputs(outputs)
+    except ValueError:  # a function of the user, or an output of the user's own class
+        return None
 
 
 def formulation_of(model: Formulation | Surrogate) -> Formulation:

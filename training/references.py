@@ -23,7 +23,7 @@ from fem_frames.mesh.geometry import Floats
 from fem_frames.messages import option
 from fem_frames.problem.description import RecordedProblem
 from fem_frames.solvers.conjugate_gradients import ConvergenceError
-from fem_frames.solvers.multigrid import has_multigrid
+from fem_frames.solvers.multigrid import has_multigrid, trusts_multigrid
 from fem_frames.solvers.solution import solve
 from training.registry import REFERENCES
 
@@ -134,7 +134,8 @@ class InTorch(ReferenceSource):
                     fields[name] = np.empty((len(y), values.shape[1]))
                 fields[name][part] = values.cpu().numpy()
             loss[part] = exact.loss(w, samples).cpu().numpy()
-        return ReferenceSolutions(y, fields, loss, {"reference": self.name, "tolerance": TOLERANCE})
+        name = self.name if exact.is_quadratic else f"Newton's method and {self.name}"
+        return ReferenceSolutions(y, fields, loss, {"reference": name, "tolerance": TOLERANCE})
 
 
 class ByFrame(InTorch):
@@ -192,7 +193,7 @@ class Automatic(ReferenceSource):
 
     def __call__(self, y: Floats, tell: Progress) -> ReferenceSolutions:
         petsc = petsc_lacks(self.exact) is None
-        if not has_multigrid(self.exact):
+        if not trusts_multigrid(self.exact):
             return (ByPetsc if petsc else ByFrame)(self.exact)(y, tell)
         try:
             return ByMultigrid(self.exact)(y, tell)
@@ -207,7 +208,10 @@ def chunk_size(exact: Formulation) -> int:
     """The number of samples that a solver in torch takes at a time."""
     arrays = exact.frame.arrays
     # Some six times the states of all cells and the coefficient at their points, as measured.
-    numbers = 6 * (state_size(arrays) + len(arrays.rule_weights))
+    size = state_size(arrays)
+    numbers = 6 * (size + len(arrays.rule_weights) * exact.point_values)
+    if size >= 10:  # blocks of many fields
+        numbers += 6 * size**2 // 10
     if len(arrays.fields) > 1 and has_multigrid(exact):  # local matrices of several fields are large, as measured
         numbers += 4 * ((arrays.dimension + 1) * len(arrays.fields)) ** 2
     return int(min(CHUNK, max(1, CHUNK_BYTES // (8 * (len(arrays.volumes) * numbers + 6 * arrays.frame_size)))))

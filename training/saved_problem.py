@@ -12,8 +12,10 @@ from torch import Tensor
 from fem_frames.formulations.formulation import Formulation
 from fem_frames.frame.arrays import FrameArrays
 from fem_frames.frame.level_matrices import quadrature_points
+from fem_frames.operators.checking import unchecked
 from fem_frames.problem.catalogue import PROBLEMS
 from fem_frames.problem.definition import Problem
+from fem_frames.problem.densities import Density
 from fem_frames.problem.description import describe_problem, described_problem
 from fem_frames.problem.loading import recorded_problem
 
@@ -36,9 +38,15 @@ def saved_problem(content: dict[str, Any], arrays: FrameArrays) -> Problem | Non
         lift = arrays.fields[0].lift[-1]
         return described_problem(description, arrays.record, quadrature_points(arrays), arrays.points, lift)
     try:
-        return recorded_problem(arrays.record)
+        made = recorded_problem(arrays.record)
     except ValueError:  # solutions do not need the problem
         return None
+    if made.equation is not None:  # its programs are in the frame, which may be where UFL is not
+        made.equation.adopt(Density.from_record(arrays.record.get("equation")))
+    return made
+
+
+SMALLER = 30  # times that coefficients are halved to find a finite energy
 
 
 def fingerprint(exact: Formulation) -> list[float]:
@@ -46,6 +54,12 @@ def fingerprint(exact: Formulation) -> list[float]:
     size, device = exact.frame.frame_size, exact.frame.device
     w = torch.linspace(-1, 1, size, dtype=torch.float64, device=device).expand(2, -1)
     y = torch.as_tensor(exact.problem.parameters.sample(2, 0), device=device)
+    with unchecked():  # nonlinear energies may be defined for small u alone
+        for _ in range(SMALLER):
+            found = exact.loss(w, y)
+            if bool(torch.isfinite(found).all()):
+                break
+            w = w / 2
     return [float(value) for value in exact.loss(w, y)]
 
 

@@ -74,6 +74,17 @@ GROWTH_COLUMNS = {
 }
 
 
+EQUATION_COLUMNS = {
+    "equation": "s",
+    "dtype": "s",
+    "cells": "d",
+    "m": "d",
+    "ms": ".2f",
+    "ns": ".2f",
+    "over_E": ".2f",
+}
+
+
 def add(subparsers: Any) -> None:
     parser = declare(
         subparsers,
@@ -94,6 +105,12 @@ def add(subparsers: Any) -> None:
         action="store_true",
         help="time and error of many queries instead: multigrid, learned cycles, the frame, PETSc; default problem: "
         "disks, 2D, J = 6",
+    )
+    parser.add_argument(
+        "--equations",
+        action="store_true",
+        help="time loss and residual of equations in UFL instead, per number of the state, compared with (E); "
+        "2D, J = 6",
     )
     parser.add_argument(
         "--learn",
@@ -152,7 +169,8 @@ def run(parsed: argparse.Namespace) -> None:
         raise ValueError(f"--seconds is {parsed.seconds}; give 0 to 3600")
     if parsed.plot is not None and not parsed.queries:
         raise ValueError("--plot goes with --queries: leave it out")
-    _check_cases(parsed)
+    if not parsed.equations:
+        _check_cases(parsed)
     if parsed.frame is not None and parsed.problem is None and parsed.routes is None and not parsed.training:
         # The frame of a user's problem is measured without that problem, so the route that needs it is omitted.
         routes = routes if frame_from_file(parsed).record.get("problem") in KNOWN else [r for r in routes if r != "bpx"]
@@ -164,6 +182,9 @@ def run(parsed: argparse.Namespace) -> None:
     }
     if parsed.queries:
         _run_queries(parsed, record)
+        return
+    if parsed.equations:
+        show_rows(_equation_rows(parsed), EQUATION_COLUMNS, parsed.json, **record)
         return
     found = _training_rows(parsed) if parsed.training else _rows(parsed, routes)
     rows = show_rows(found, TRAINING_COLUMNS if parsed.training else COLUMNS, parsed.json, **record)
@@ -214,6 +235,27 @@ def _check_queries(parsed: argparse.Namespace) -> None:
         raise ValueError("--run goes with --rivals: give the number of solves for the others too")
     if parsed.growth is not None and any((parsed.frame, parsed.levels is not None, parsed.rivals, parsed.plot)):
         raise ValueError("--growth makes frames for its own levels: leave out --frame, --levels, --rivals and --plot")
+
+
+def _equation_rows(parsed: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    from fem_frames.studies.equation_benchmark import LEVELS, equation_rows
+
+    names = (
+        "training",
+        "routes",
+        "dims",
+        "problem",
+        "frame",
+        "formulation",
+        "refinement",
+        "first_level",
+        "coarse",
+        "set",
+    )
+    if any(getattr(parsed, name) for name in names) or parsed.device != "cpu":
+        raise ValueError("--equations goes with --dtypes, --levels, --batch and --seconds alone: leave out the others")
+    levels = LEVELS if parsed.levels is None else parsed.levels
+    yield from equation_rows(parsed.dtypes, levels, parsed.batch, parsed.seconds)
 
 
 def _query_rows(parsed: argparse.Namespace) -> Iterator[dict[str, Any]]:

@@ -58,7 +58,8 @@ def run(parsed: argparse.Namespace) -> None:
     check_writable(parsed.out)
     outputs = outputs_of(parsed)
     if not outputs:
-        raise ValueError("name the outputs by --point, --mean or --through; `fem-frames outputs RUN` lists the groups")
+        named = "--point, --mean, --through or --functional"
+        raise ValueError(f"name the outputs by {named}; `fem-frames outputs RUN` lists the groups")
     from training.output_net import OutputNet, OutputNetSettings, solve_for
 
     assert set(OPTIONS) == {field.name for field in fields(OutputNetSettings)}

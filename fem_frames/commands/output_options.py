@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from fem_frames.commands.shared import numbers_of
@@ -13,11 +14,18 @@ COLUMNS = {"sample": "d", "output": ">22s", "value": ".8g", "error_bound": ".2e"
 
 def declare_outputs(parser: argparse.ArgumentParser, *, adjoint: bool = True) -> None:
     """Declares the options that name outputs; with `adjoint` also the one that corrects them."""
-    group = parser.add_argument_group("outputs", "numbers that depend linearly on u")
+    group = parser.add_argument_group("outputs", "numbers that are wanted of u; of a vector one per component")
     group.add_argument("--point", action="append", default=[], metavar="X1,X2", help="the value of u at a point")
     group.add_argument("--mean", action="append", default=[], metavar="REGION", help="the mean of u; all: everywhere")
     group.add_argument(
         "--through", action="append", default=[], metavar="GROUP", help="the flux through a boundary group; all: all"
+    )
+    group.add_argument(
+        "--functional",
+        action="append",
+        default=[],
+        metavar="FILE.py:NAME",
+        help="a function of the fields, y, x, dx and ds that returns a UFL form",
     )
     if adjoint:
         group.add_argument(
@@ -37,9 +45,22 @@ def outputs_of(parsed: argparse.Namespace) -> list[Any]:
         found.append(PointValues(points))
     found += [RegionMean(None if name == "all" else _group(name)) for name in parsed.mean]
     found += [BoundaryFlux(_group(name)) for name in parsed.through]
+    found += [_functional(text) for text in parsed.functional]
     if getattr(parsed, "adjoint", False) and not found:
-        raise ValueError("--adjoint corrects outputs: name some by --point, --mean or --through")
+        raise ValueError("--adjoint corrects outputs: name some by --point, --mean, --through or --functional")
     return found
+
+
+def _functional(text: str) -> Any:
+    """The functional of a function in a file; a Functional is taken as it is."""
+    from fem_frames.functionals import Functional
+    from fem_frames.problem.loading import load_object
+
+    file, _, name = text.rpartition(":")
+    if not file.endswith(".py") or not name:
+        raise ValueError(f"--functional {text}: FILE.py:NAME is expected, as mine.py:deflection")
+    found = load_object(Path(file), name, "a functional")
+    return found if isinstance(found, Functional) else Functional(found, name)
 
 
 def _group(text: str) -> int | str:
@@ -48,9 +69,9 @@ def _group(text: str) -> int | str:
 
 
 def output_rows(found: Any, sample: int) -> Iterator[dict[str, Any]]:
-    """Label, value and bound of each output of one sample; the bound is None if the formulation has none."""
+    """Label, value and bound of each output of one sample; the bound is None where there is none."""
     for k, label in enumerate(found.labels):
-        bound = float(found.error_bound[sample, k]) if found.bounded else None
+        bound = float(found.error_bound[sample, k]) if found.has_bound[k] else None
         yield {"output": label, "value": float(found.values[sample, k]), "error_bound": bound}
 
 

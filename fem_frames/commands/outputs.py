@@ -64,7 +64,12 @@ def _answer_by_net(parsed: argparse.Namespace) -> None:
     from training.output_net import OutputNet
 
     named = {"--point": parsed.point, "--mean": parsed.mean, "--through": parsed.through, "--adjoint": parsed.adjoint}
-    named |= {"--problem": parsed.problem, "--set": parsed.set, "--check": parsed.check}
+    named |= {
+        "--functional": parsed.functional,
+        "--problem": parsed.problem,
+        "--set": parsed.set,
+        "--check": parsed.check,
+    }
     wrong = next((name for name, value in named.items() if value), None)
     if wrong is not None:
         raise ValueError(
@@ -95,7 +100,7 @@ def _show_checked(parsed: argparse.Namespace, surrogate: Any, samples: Any, outp
 
 
 def _show_groups(parsed: argparse.Namespace, surrogate: Any) -> None:
-    from fem_frames.outputs import boundary_groups, region_groups
+    from fem_frames.output_groups import boundary_groups, region_groups
 
     rows = []
     for kind, (names, tags) in (

@@ -158,10 +158,11 @@ def _answers(
     from fem_frames.solvers.conjugate_gradients import ConvergenceError
     from training.answers import as_arrays, has_flux
 
+    exact = surrogate.formulation
     if parsed.tol is None:
         values, w = surrogate.fields(samples), surrogate.coefficients(samples)
-        bounds = surrogate.certify(samples, parsed.norm)
-        bound, iterations, loss = bounds.value, [0] * len(samples), surrogate.loss(samples)
+        bounds = surrogate.certify(samples, parsed.norm) if exact.norms else None
+        iterations, loss = [0] * len(samples), surrogate.loss(samples)
         asked = surrogate.output(samples, outputs, parsed.adjoint) if outputs else None
     else:
         try:
@@ -169,19 +170,18 @@ def _answers(
         except ConvergenceError as error:
             why = str(error).replace("max_iterations", "--max-iterations")
             raise ValueError(f"--tol {parsed.tol:g}: {why}") from error
-        values, w, bound, iterations = bounds.values, bounds.w, bounds.error_bound, bounds.iterations.tolist()
-        loss = surrogate.formulation.loss(w, torch.as_tensor(samples).to(w.device))
+        values, w, iterations = bounds.values, bounds.w, bounds.iterations.tolist()
+        loss = exact.loss(w, torch.as_tensor(samples).to(w.device))
         asked = bounds.output(outputs, parsed.adjoint) if outputs else None
     fields = values_of(surrogate.arrays, as_arrays(values))
     if parsed.flux and not has_flux(surrogate.arrays):
-        flux = surrogate.formulation.flux(w, torch.as_tensor(samples).to(w.device))
+        flux = exact.flux(w, torch.as_tensor(samples).to(w.device))
         fields["flux"] = flux.cpu().numpy()
-    norm = {"norm": bounds.norm.name, "against": bounds.norm.against, "norm_formula": bounds.norm.formula}
+    estimate = None if bounds is not None else exact.dual_norm(w, torch.as_tensor(samples).to(w.device))
     found = [
         {
-            "error_bound": float(bound[i]),
-            "relative": float(bounds.relative[i]),
-            **norm,
+            **_bound_of(bounds, i),
+            **({} if estimate is None else {"dual_norm": float(estimate[i])}),
             "loss": float(loss[i]),
             "iterations": int(iterations[i]),
         }
@@ -191,6 +191,21 @@ def _answers(
         for i, row in enumerate(found):
             row |= {"outputs": [plain(one) for one in output_rows(asked, i)], "bound_of_outputs": asked.kind}
     return found, fields, asked
+
+
+def _bound_of(bounds: Any, i: int) -> dict[str, Any]:
+    """The bound of sample i with its norm; None in all places if there is none."""
+    if bounds is None:
+        return dict.fromkeys(("error_bound", "relative", "norm", "against", "norm_formula"))
+    value = bounds.error_bound if hasattr(bounds, "error_bound") else bounds.value
+    norm = bounds.norm
+    return {
+        "error_bound": float(value[i]),
+        "relative": float(bounds.relative[i]),
+        "norm": norm.name,
+        "against": norm.against,
+        "norm_formula": norm.formula,
+    }
 
 
 def _write(parsed: argparse.Namespace, surrogate: Any, samples: Floats, fields: Mapping[str, Floats]) -> None:
@@ -218,13 +233,11 @@ def _show_one(
     if parsed.json:
         show(found | {"values": _lists(fields)} | _places(surrogate, fields), as_json=True)
         return
-    norm = surrogate.formulation.error_norm(parsed.norm)
-    record: dict[str, Any] = {
-        "error_bound": f"{found['error_bound']:.6g} ({norm})",
-        "relative": in_percent(found["relative"]),
-        "loss": found["loss"],
-        "iterations": found["iterations"],
-    }
+    bounds: dict[str, Any] = {"error_bound": surrogate.formulation.no_bound}
+    if found["norm"] is not None:
+        text = f"{found['error_bound']:.6g} ({surrogate.formulation.error_norm(parsed.norm)})"
+        bounds = {"error_bound": text, "relative": in_percent(found["relative"])}
+    record = bounds | {name: found[name] for name in ("dual_norm", "loss", "iterations") if name in found}
     for name, value in fields.items():
         size = value if value.ndim == 1 else np.linalg.norm(value, axis=1)
         what = "values" if value.ndim == 1 else "vectors of length"
@@ -250,16 +263,23 @@ def _show_several(
     u = next(iter(fields.values()))
     u = u if u.ndim == 2 else np.linalg.norm(u, axis=2)
     rows = [
-        {"sample": i, **row, "relative": row["relative"] if np.isfinite(row["relative"]) else None}
+        {"sample": i, **row, "relative": row["relative"] if np.isfinite(row["relative"] or 0.0) else None}
         | {"least_u": float(u[i].min()), "largest_u": float(u[i].max())}
         for i, row in enumerate(found)
     ]
-    columns = {"sample": "d", "error_bound": ".4g", "relative": ".2%", "loss": ".6g", "iterations": "d"}
-    columns |= {"least_u": ".4g", "largest_u": ".4g"}
-    show_rows(rows, columns, False, norm=surrogate.formulation.error_norm(parsed.norm))
+    columns = {"sample": "d", "error_bound": ".4g", "relative": ".2%", "dual_norm": ".4g"}
+    columns |= {"loss": ".6g", "iterations": "d", "least_u": ".4g", "largest_u": ".4g"}
+    columns = {name: form for name, form in columns.items() if name in rows[0]}
+    exact = surrogate.formulation
+    show_rows(rows, columns, False, norm=exact.error_norm(parsed.norm) if exact.norms else exact.no_bound)
     for what, path in written.items():
         if path is not None:
             print(f"{what}: {path}")
+
+
+def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The relative bound of a row, if it has one, or None where it is infinite."""
+    return {name: value if np.isfinite(value) else None for name, value in row.items() if name == "relative"}
 
 
 def _lists(fields: Mapping[str, Floats]) -> dict[str, Any]:

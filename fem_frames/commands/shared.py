@@ -140,6 +140,8 @@ def declare_norm(parser: argparse.ArgumentParser) -> None:
 def check_norm(parsed: argparse.Namespace, surrogate: Any) -> None:
     """Raises a ValueError if the surrogate has no bounds in the requested norm."""
     kind = type(surrogate.formulation)
+    if parsed.norm is not None and not kind.norms:
+        kind.error_norm()  # raises and says why there is no bound
     if parsed.norm not in (None, *(norm.name for norm in kind.norms)):
         raise ValueError(
             f"--norm {parsed.norm}: a surrogate of the formulation {kind.name} has error bounds in the norm "

@@ -16,7 +16,7 @@ from fem_frames.fenicsx import door
 from fem_frames.fenicsx.door import ufl
 from fem_frames.fenicsx.form_scalars import ONE_CELL, Scalars
 from fem_frames.problem.callbacks import calling, is_ours
-from fem_frames.problem.densities import CELLS, ENERGY, FACETS, RESIDUAL, Density, Group, Integral, check_programs
+from fem_frames.problem.densities import CELLS, ENERGY, FACETS, RESIDUAL, Density, Group, Integral
 from fem_frames.problem.equation import Equation
 from fem_frames.problem.programs import NoProgramError, Value
 
@@ -102,7 +102,7 @@ class Arguments:
             return ""
         names, sizes = [f.name for f in self.equation.fields], ", ".join(self._sizes)
         tests = [f"v_{name}" if len(names) > 1 else "v" for name in names]
-        function = "energy" if self.equation.residual is None else "residual"
+        function = self.equation.called
         given = ", ".join([*names, *(() if self.equation.residual is None else tests), "y", "x", "dx", "ds"])
         told = str(error).lower()
         hint = next((hint for parts, hint in HINTS if any(part in told for part in parts)), "")
@@ -180,7 +180,8 @@ def compile_equation(equation: Equation, d: int, p: int) -> Density:
             raise ValueError(_zero(equation))
         kind = ENERGY if equation.residual is None else RESIDUAL
         density = Density(kind, d, p, parts, integrals, monotonicity=monotonicity)
-        check_programs(density)
+        _ = density.is_linear, density.diffusion  # derivatives may not exist
+        equation.check(density)
     except NoProgramError as error:
         raise ValueError(f"{equation.what} cannot be computed from the states of cells: {error}") from error
     except RecursionError as error:

@@ -19,7 +19,7 @@ from fem_frames.frame.elements import P1
 from fem_frames.frame.fields import Field
 from fem_frames.frame.sparse import SparseMatrix
 from fem_frames.mesh.geometry import Floats
-from fem_frames.operators.cells import CellScalars, flat_first
+from fem_frames.operators.cells import CellScalars, cells_last, flat_first
 from fem_frames.operators.checking import is_plain, unseen
 from fem_frames.operators.frame import Frame, make_synthesis
 from fem_frames.operators.linear import dot
@@ -160,6 +160,12 @@ class Energy(Formulation):
         product = self.C(y)(states)
         energy = 0.5 * dot(product, states) - dot(load, w) - self.lift_functional(y)
         return energy, (self.frame.D.T(product) - load).reshape(w.shape)
+
+    def residual_product(self, w: Tensor, z: Tensor, y: Tensor) -> Tensor:
+        d = self.frame.arrays.dimension
+        states, tested = (cells_last(s, d).to(self.wide) for s in (self.states(w, y), self.frame.D(z)))
+        energy = (self.cell_diffusion(y) * (states * tested).sum(1)).sum(0)
+        return energy - dot(self.functional(y).to(self.wide), self.frame.H(z).to(self.wide))
 
     def frame_functional(self, y: Tensor) -> Tensor:
         fixed = not callable(self.problem.source) and (self.boundary is None or not self.boundary.loads)

@@ -8,6 +8,7 @@ B samples, K finest cells, m numbers in a cell's state, L local nodal values, N 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
@@ -16,18 +17,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fem_frames.formulations.dual_norm import DualNorm
 from fem_frames.formulations.energy import Energy
 from fem_frames.formulations.error_norms import ErrorNorm
 from fem_frames.formulations.formulation import Formulation
+from fem_frames.formulations.place_values import CellwiseValues, LoadIntegral
 from fem_frames.formulations.quadratic import QuadraticFormulation
-from fem_frames.formulations.state_integrals import LoadIntegral, StateIntegral
+from fem_frames.formulations.second_derivatives import SecondDerivative
+from fem_frames.formulations.state_integrals import StateIntegral
 from fem_frames.frame import level_matrices
 from fem_frames.frame.elements import element_class
 from fem_frames.frame.fields import Field, field_data
 from fem_frames.operators.cells import cells_last, flat_first
-from fem_frames.operators.checking import is_plain, unseen
-from fem_frames.operators.frame import make_synthesis
-from fem_frames.operators.linear import dot
+from fem_frames.operators.checking import is_plain, is_watched, unseen
+from fem_frames.operators.frame import Frame, make_synthesis
+from fem_frames.operators.linear import LinearOperator, dot
 from fem_frames.problem.definition import Problem
 from fem_frames.problem.densities import ENERGY, Density
 from fem_frames.problem.evaluation import NotFiniteError
@@ -42,14 +46,17 @@ def equation_class(problem: Problem) -> type[Formulation]:
     if density not in _CLASSES:
         small = density.reduced
         base: type[Formulation] = QuadraticEquation
+        more: dict[str, object] = {}
         if density.kind != ENERGY:
-            raise ValueError("weak forms are not supported")
-        if density.diffusion is not None:
+            base = DualNorm
+        elif density.diffusion is not None:
             base = DiffusionEquation
         elif not small.is_linear:
-            raise ValueError("nonlinear energies are not supported")
+            from fem_frames.formulations.nonlinear import NonlinearEquation
+
+            base, more = NonlinearEquation, NonlinearEquation.bounds_of(small)
         fields = tuple(Field(part.name, element_class(part.element), field_data(part.name)) for part in small.parts)
-        names = {"fields": fields, "density": small, "__doc__": f"The equation of {problem.name}."}
+        names = {"fields": fields, "density": small, "__doc__": f"The equation of {problem.name}.", **more}
         _CLASSES[density] = type(f"{base.__name__}OfUser", (base,), names, variant_of=Energy)
     return _CLASSES[density]
 
@@ -75,11 +82,8 @@ class EquationLoads:
         """(B or 1, points) minus the loads on all hats, by field."""
         found: dict[str, Tensor] = {}
         for field, load in loads:
-            local = load.local(y)  # (K, L, B)
-            cells = torch.as_tensor(np.array(self._arrays.levels[-1].cells), device=local.device).reshape(-1)
-            empty = local.new_zeros(len(self._arrays.points), local.shape[2])
-            values = empty.index_add_(0, cells, local.flatten(0, 1)).T
-            found[field] = found[field] - values if field in found else -values
+            values = load(y)
+            found[field] = found[field] + values if field in found else values
         return found
 
     @cached_property
@@ -96,23 +100,27 @@ class EquationLoads:
         values, parts = self._on_points(self._varying, y), []
         for f in self._arrays.fields:
             free = torch.as_tensor(np.array(f.free[-1]), device=y.device)
-            parts.append(values[f.name][:, free] if f.name in values else y.new_zeros(1, len(free)))
-        return torch.cat([part.expand(len(y), -1) for part in parts], dim=1)
+            # (N, B): the batch stays last in memory.
+            parts.append(values[f.name].T[free] if f.name in values else y.new_zeros(len(free), 1))
+        return torch.cat([part.expand(-1, len(y)) for part in parts]).T
 
     def on_lift(self, y: Tensor) -> Tensor:
         """(B,) all loads, applied to the lift."""
-        made = self._formulation
-        lifted = [f for f in self._arrays.fields if f.lift[-1].any() or f.shapes]
-        found = torch.zeros(len(y), dtype=y.dtype, device=y.device)
+        lifted = [f.name for f in self._arrays.fields if f.lift[-1].any() or f.shapes]
         if not lifted:
-            return found
+            return torch.zeros(len(y), dtype=y.dtype, device=y.device)
         zeros = torch.zeros(len(y), self._arrays.nodal_size, dtype=y.dtype, device=y.device)
-        lifts, varying = made.nodal_fields(zeros, y), self._on_points(self._varying, y)
-        for f in lifted:
-            if f.name in self._fixed:
-                found = found + lifts[f.name] @ torch.as_tensor(self._fixed[f.name]).to(y)
-            if f.name in varying:
-                found = found + (lifts[f.name] * varying[f.name]).sum(1)
+        lifts = self._formulation.nodal_fields(zeros, y)
+        return self.on_values({name: lifts[name] for name in lifted}, y)
+
+    def on_values(self, fields: Mapping[str, Tensor], y: Tensor) -> Tensor:
+        """(B,) all loads, applied to fields with nodal values (B or 1, points)."""
+        found, varying = torch.zeros(len(y), dtype=y.dtype, device=y.device), self._on_points(self._varying, y)
+        for name, values in fields.items():
+            if name in self._fixed:
+                found = found + values @ torch.as_tensor(self._fixed[name]).to(y)
+            if name in varying:
+                found = found + (values * varying[name]).sum(1)
         return found
 
 
@@ -145,6 +153,10 @@ class EquationParts:
             return self._fixed_on_frame
         return Formulation.frame_functional(self, y)  # type: ignore[arg-type]
 
+    def load_on(self, fields: Mapping[str, Tensor], y: Tensor) -> Tensor:
+        """(B,) the loads on nodal values, applied to fields with nodal values (B or 1, points)."""
+        return self._own_loads.on_values(fields, y)
+
     def lift_functional(self, y: Tensor) -> Tensor:
         return self._own_loads.on_lift(self.check_parameters(y).to(self.wide))  # type: ignore[attr-defined]
 
@@ -165,12 +177,13 @@ class EquationParts:
         return values
 
 
-class QuadraticEquation(EquationParts, QuadraticFormulation):
-    """A quadratic energy of the user: C_y is its second derivative, averaged over the points of each cell."""
+class StateEquation(EquationParts, Formulation):
+    """Energies that are evaluated as integrals over the states of cells."""
 
-    norms = (ErrorNorm("energy", "energy norm", "√⟨C_y 𝒟e, 𝒟e⟩", "discrete solution"),)
+    factor = 0.5
+    data_of_y = True
 
-    def __init__(self, frame: Any, problem: Problem) -> None:
+    def __init__(self, frame: Frame, problem: Problem) -> None:
         super().__init__(frame, problem)
         self._integrals = [
             StateIntegral(frame.arrays, self.density, number, self._as_data)
@@ -191,18 +204,6 @@ class QuadraticEquation(EquationParts, QuadraticFormulation):
         self.C(y)
         self.lift(y)
         self.frame_functional(y)
-
-    def blocks(self, y: Tensor) -> Tensor:
-        K, m, B = self._sizes(y)
-        blocks = torch.zeros(K, m, m, B, dtype=self.wide, device=self.frame.device)
-        for integral in self._integrals:
-            integral.add_blocks(blocks, self.check_parameters(y).to(self.wide))
-        return blocks
-
-    def state_functional(self, y: Tensor) -> Tensor:
-        K, m, B = self._sizes(y)
-        zero = torch.zeros(K, m, B, dtype=self.wide, device=self.frame.device)
-        return -self._slope(zero, y)[1]
 
     def _slope(self, s: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """(B,) the integrals for states s (K, m, B), and (K, m, B) their derivatives."""
@@ -229,9 +230,51 @@ class QuadraticEquation(EquationParts, QuadraticFormulation):
         back = flat_first(slope.to(self.frame.dtype), w)
         return self._tested(loss, y, "the energy"), (self.frame.D.T(back) - on_frame).reshape(w.shape)
 
+    def residual_product(self, w: Tensor, z: Tensor, y: Tensor) -> Tensor:
+        slope = self._slope(self._cells(w, y), y)[1]
+        tested = cells_last(self.frame.D(z), slope.shape[1]).to(self.wide)
+        return (slope * tested).sum((0, 1)) - dot(self.frame_functional(y), z)
+
     def _cells(self, w: Tensor, y: Tensor) -> Tensor:
-        """(K, m, B) states in the wide precision."""
-        return cells_last(self.states(w, y), level_matrices.state_size(self.frame.arrays)).to(self.wide)
+        """(K, m, B) states of the frame coefficients w in the wide precision."""
+        return self._wide_cells(self.states(w, y))
+
+    def _wide_cells(self, states: Tensor) -> Tensor:
+        """(K, m, B) states (B, K m) in the wide precision."""
+        return cells_last(states, level_matrices.state_size(self.frame.arrays)).to(self.wide)
+
+
+class QuadraticEquation(StateEquation, QuadraticFormulation):
+    """A quadratic energy of the user: C_y is its second derivative, averaged over the points of each cell."""
+
+    norms = (ErrorNorm("energy", "energy norm", "√⟨C_y 𝒟e, 𝒟e⟩", "discrete solution"),)
+
+    def C(self, y: Tensor) -> LinearOperator:
+        if is_watched(y):
+            return super().C(y)
+        wide, (K, m, B) = self.check_parameters(y).to(self.wide), self._sizes(y)
+        made = SecondDerivative(self._integrals, wide, (K, m), self.frame.dtype)
+        ones = torch.ones(K, m, B, dtype=self.wide, device=self.frame.device)
+        sums = self._checked("second derivatives", lambda _: made.cells(ones), y, [(K, m, B)])
+        self.rounded(sums, "C_y")
+        return made
+
+    def _checked_blocks(self, y: Tensor) -> Tensor:
+        """(K, m, m, B) the blocks, finite; second derivatives are symmetric."""
+        K, m, B = self._sizes(y)
+        return self._checked("second derivatives", self.blocks, y, [(K, m, m, B)])
+
+    def blocks(self, y: Tensor) -> Tensor:
+        K, m, B = self._sizes(y)
+        blocks = torch.zeros(K, m, m, B, dtype=self.wide, device=self.frame.device)
+        for integral in self._integrals:
+            integral.add_blocks(blocks, self.check_parameters(y).to(self.wide))
+        return blocks
+
+    def state_functional(self, y: Tensor) -> Tensor:
+        K, m, B = self._sizes(y)
+        zero = torch.zeros(K, m, B, dtype=self.wide, device=self.frame.device)
+        return -self._slope(zero, y)[1]
 
     def oscillation(self, y: Tensor) -> Tensor:
         y = self.check_parameters(y)
@@ -250,15 +293,12 @@ class DiffusionEquation(EquationParts, Energy):
         self._set_up_loads()
         diffusion = self.density.diffusion
         assert diffusion is not None
-        self._diffusion = [LoadIntegral(frame.arrays, integral, self._as_data) for integral in diffusion]
+        self._diffusion = CellwiseValues(frame.arrays, diffusion, self._as_data)
 
     def coefficient(self, y: Tensor) -> Tensor:
-        """(K, Q, B) a_y at the quadrature points, the sum over the groups of cells."""
+        """(K, Q, B) a_y at the quadrature points, or (K, 1, B): the sum over the groups of cells."""
         wide = self.check_parameters(y).to(self.wide)
-        K, Q, B = len(self.frame.arrays.volumes), len(self._weights), len(wide)
-        a = torch.zeros(K, Q, B, dtype=self.wide, device=self.frame.device)
-        for part in self._diffusion:
-            a = part.added_to(a, wide)
+        a = self._diffusion(wide)
         tests = unseen(a)
         if tests is not None:
             low, high = torch.aminmax(a.detach())

@@ -8,8 +8,7 @@ B samples, K finest cells, Q quadrature points in a cell, m numbers in a cell's 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from abc import abstractmethod
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -17,8 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fem_frames.formulations.bound_parts import BoundParts
 from fem_frames.formulations.boundary_terms import BoundaryTerms
-from fem_frames.formulations.error_norms import ErrorNorm, MissingFormsError
+from fem_frames.formulations.error_norms import ErrorNorm
 from fem_frames.formulations.formulation_checks import (
     check_boundary,
     check_class,
@@ -30,8 +30,7 @@ from fem_frames.formulations.formulation_checks import (
 from fem_frames.formulations.registry import register
 from fem_frames.frame import level_matrices
 from fem_frames.frame.fields import Field
-from fem_frames.mesh.geometry import Floats
-from fem_frames.operators.cells import CellBlocks, Congruent, PointSum, cells_last
+from fem_frames.operators.cells import CellBlocks, Congruent, PointSum
 from fem_frames.operators.checking import is_plain, unchecked, unseen
 from fem_frames.operators.coordinates import Coordinates
 from fem_frames.operators.frame import Frame, make_synthesis
@@ -42,7 +41,7 @@ from fem_frames.problem.definition import Problem
 from fem_frames.problem.evaluation import NotFiniteError, PointData
 
 
-class Formulation(ABC):
+class Formulation(BoundParts):
     """A variational formulation of a problem over one frame: its fields, and a density on the states of cells.
 
     Subclasses with a name are registered: commands and solvers find them by it. See docs/formulations.md.
@@ -56,10 +55,17 @@ class Formulation(ABC):
     neumann_is_load: ClassVar[bool] = True
     """Whether Neumann data are a load on the first field; otherwise they are essential for another field."""
     norms: ClassVar[tuple[ErrorNorm, ...]]
-    """The norms of `fem_frames.error_bound`; the first is the default."""
+    """The norms of `fem_frames.error_bound`; the first is the default. There may be none."""
+    no_bound: ClassVar[str] = "no bound: the formulation has none"
+    """Why errors have no bounds, if `norms` is empty."""
     robin: ClassVar[bool] = False
     """Whether problems may have Robin conditions; others are refused."""
 
+    is_quadratic: ClassVar[bool] = True
+    """Whether the loss is quadratic in w, with the matrix `stable(y)` for all w; otherwise C_y, A_y, `stable` and
+    `bpx` are those at w = 0."""
+    is_assembled: ClassVar[bool] = True
+    """Whether A_y is the sum of `local_matrices`: multigrid and reduced bases need it."""
     is_diffusion: ClassVar[bool] = False
     """Whether C_y is one number per cell times the identity on gradients, `cell_diffusion`."""
     is_robin_diffusion: ClassVar[bool] = False
@@ -84,6 +90,8 @@ class Formulation(ABC):
     @classmethod
     def error_norm(cls, name: str | None = None) -> ErrorNorm:
         """The norm with this name, by default the first; raises a ValueError that lists the norms."""
+        if not cls.norms:
+            raise ValueError(cls.no_bound)
         found = [norm for norm in cls.norms if name in (None, norm.name)]
         if not found:
             names = " and ".join(repr(norm.name) for norm in cls.norms)
@@ -209,6 +217,10 @@ class Formulation(ABC):
     def local_matrices(self, y: Tensor) -> Tensor:
         """(K, L, L, B) local stiffness matrices."""
 
+    def energy_matrices(self, y: Tensor) -> Tensor:
+        """(K, L, L, B) local matrices of the energy that `normalisation="energy"` means."""
+        return self.local_matrices(y)
+
     def cell_diffusion(self, y: Tensor) -> Tensor:
         """(K, B) the number per cell that C_y consists of, in the wide precision, for formulations of diffusion."""
         raise ValueError(f"the formulation {self.name} is not of diffusion: its C_y is not one number per cell")
@@ -227,6 +239,18 @@ class Formulation(ABC):
     def bpx(self, y: Tensor) -> Congruent:
         """HᵀA_yH, the same matrix by another route."""
         return Congruent(self.frame.H, self.A(y))
+
+    def curvature(self, w: Tensor, y: Tensor) -> LinearOperator:
+        """The second derivative of the loss at w, divided by 2 · factor: DᵀC_yD for all w if the loss is quadratic."""
+        return self.stable(y)
+
+    def nodal_curvature(self, v: Tensor, y: Tensor) -> LinearOperator:
+        """The same in the nodal basis at nodal values v = H w: A_y for all v if the loss is quadratic."""
+        return self.A(y)
+
+    def local_curvature(self, w: Tensor, y: Tensor) -> Tensor:
+        """(K, L, L, B) the local matrices that `nodal_curvature` consists of, at frame coefficients w."""
+        return self.local_matrices(y)
 
     def lift(self, y: Tensor | None) -> Tensor:
         """(B or 1, K m) states of the lift; y is needed if they depend on it."""
@@ -268,6 +292,10 @@ class Formulation(ABC):
     def residual(self, w: Tensor, y: Tensor) -> Tensor:
         """(B, Nhat) DᵀC_yD w - load, computed from the states: the gradient of the loss divided by 2 · factor."""
         return self.loss_and_residual(w, y)[1]
+
+    def residual_product(self, w: Tensor, z: Tensor, y: Tensor) -> Tensor:
+        """(B,) ⟨residual, z⟩ for z (B, Nhat), whose derivative in y is what adjoint solves need."""
+        return dot(self.residual(w, y), z)
 
     @abstractmethod
     def functional(self, y: Tensor) -> Tensor:
@@ -313,77 +341,10 @@ class Formulation(ABC):
         """(B or 1, Nhat) load of source and Neumann data on the frame."""
         return self.rounded(self._wide_synthesis.T(self.functional(y)), "the load")
 
-    # ---- parts of error bounds
-
-    def coercivity(self, y: Tensor) -> Tensor:
-        """(B,) the least eigenvalue of C_y over all cells, or a lower bound for it."""
-        raise ValueError(f"the formulation {self.name} has no lower bound for C_y, which this error bound needs")
-
-    def relative_coercivity(self, y: Tensor, nominal: Tensor) -> Tensor | None:
-        """(B,) numbers α with C_y ≥ α C_{y0} on every cell, for one nominal y0 (1, p).
-
-        None leaves error bounds to `coercivity`, which needs C_y to be positive definite on every cell.
-        """
-        return None
-
-    def check_density(self, y: Tensor) -> None:
-        """Raises a ValueError if the functional has no minimum for a sample; solvers and training runs ask first."""
-        self.check_parameters(y)
-
-    def flux(self, w: Tensor, y: Tensor) -> Tensor:
-        """(B, K, d) the flux of u = lift + F w on every finest cell, for equations that have one."""
-        raise ValueError(f"the formulation {self.name} defines no flux: give it a method flux(w, y)")
-
-    @abstractmethod
-    def energy_norm(self, states: Tensor, y: Tensor) -> Tensor:
-        """(B,) the norm called "energy", from states (B, K m)."""
-
-    def solution_norm(self, y: Tensor) -> Tensor:
-        """(B or 1,) the norm called "functional" of the exact solution."""
-        raise ValueError(f"the formulation {self.name} has no norm of the functional")
-
-    def gradient_norm(self, states: Tensor, y: Tensor) -> Tensor:
-        """(B,) ‖a_y^{1/2} ∇u‖ from states whose first entries are the gradient of u."""
-        a = self.mean(self.coefficient(y))  # (K, B)
-        gradient = cells_last(states, states.shape[-1] // len(a))[:, : self.frame.arrays.dimension]
-        return (a * gradient.to(self.wide).square().sum(1)).sum(0).sqrt()
-
-    def squares(self, y: Tensor) -> tuple[Tensor, Tensor] | None:
-        """(K, r, m, B) and (K, r, B): blocks R and offsets r of a loss Σ |R s + r|²; None for other densities."""
-        return None
-
-    def oscillation(self, y: Tensor) -> Tensor:
-        """(B or 1,) the part of a loss of squares, or of an equation, that no discrete function can change."""
-        return torch.zeros(1, dtype=self.wide, device=self.frame.device)
-
-    def state_functional(self, y: Tensor) -> Tensor | None:
-        """(K, m, B) a load on the states of u; None if the formulation has none."""
-        return None
-
-    def affine_weights(self) -> Callable[[Floats], Floats] | None:
-        """Maps y (B, p) to few weights (B, Q) in which A_y and the load are linear; None if none are known."""
-        return None
-
-    # ---- PETSc's part; `ufl` comes from `fem_frames.fenicsx.door`
-
-    @classmethod
-    def reference_solvers(cls, dimension: int) -> tuple[str, ...]:
-        """The PETSc solvers for reference solutions in this dimension; the first is the default."""
-        return ("lu",)
-
-    @staticmethod
-    def forms(V: Any, w: Any, a: Any, f: Any, y: Any, dx: Any) -> tuple[Any, Any, Any]:
-        """Bilinear form, linear form and loss of w in UFL; a and f are a_y and f_y at points, y (p,) is a constant.
-
-        A formulation whose `forms` has an argument `length` gets L, the unit of lengths in its functional. Without
-        `forms`, test sets are solved without PETSc.
-        """
-        raise MissingFormsError
-
-    @classmethod
-    def has_forms(cls) -> bool:
-        """Whether PETSc can solve this formulation."""
-        return cls.forms is not Formulation.forms
+    @property
+    def point_values(self) -> int:
+        """Numbers per quadrature point that an evaluation holds at the same time, roughly."""
+        return 1
 
     # Made when first needed: training needs none of them.
     @cached_property

@@ -34,7 +34,7 @@ def in_nominal_energy(arrays: FrameArrays, problem: Problem, coarse: str) -> Fra
     """
     formulation = make_formulation(Frame.from_arrays(arrays, torch.float64), problem)
     y = torch.as_tensor(problem.parameters.nominal)
-    local = formulation.local_matrices(y)[..., 0].numpy()  # (K, L, L)
+    local = formulation.energy_matrices(y)[..., 0].numpy()  # (K, L, L)
     families = {family.name: family for family in arrays.families}
     start = 0
     for field in arrays.fields:

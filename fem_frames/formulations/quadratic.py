@@ -5,6 +5,7 @@ B samples, K finest cells, Q quadrature points in a cell, m numbers in a cell's 
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import cached_property
@@ -21,9 +22,10 @@ from fem_frames.mesh.simplices import moments
 from fem_frames.operators.cells import CellBlocks, cells_last, flat_first
 from fem_frames.operators.checking import is_plain, unseen
 from fem_frames.operators.frame import Frame
-from fem_frames.operators.linear import dot
+from fem_frames.operators.linear import LinearOperator, dot
 from fem_frames.operators.recursion import SparseOperator
 from fem_frames.problem.callbacks import called
+from fem_frames.problem.compiled_values import extremes
 from fem_frames.problem.definition import Problem
 from fem_frames.problem.evaluation import NotFiniteError
 from fem_frames.problem.parameters import numbers
@@ -95,7 +97,7 @@ class QuadraticFormulation(Formulation):
 
     # ---- consequences of blocks and state_functional
 
-    def C(self, y: Tensor) -> CellBlocks:
+    def C(self, y: Tensor) -> LinearOperator:
         return CellBlocks(self.rounded(self._checked_blocks(y), "C_y"))
 
     def _checked_blocks(self, y: Tensor) -> Tensor:
@@ -131,7 +133,7 @@ class QuadraticFormulation(Formulation):
         tests = unseen(found)
         if tests is not None:
             tests.append(torch.isfinite(found.detach()).all())
-        elif is_plain(found) and not torch.isfinite(found).all():
+        elif is_plain(found) and not all(math.isfinite(bound) for bound in extremes(found.detach())):
             where = (~torch.isfinite(found)).nonzero()[0]
             cell, sample = int(where[0]), int(where[-1])
             raise NotFiniteError(f"{name} are not finite in cell {cell} for y = {numbers(y[sample].tolist())}")
@@ -181,6 +183,12 @@ class QuadraticFormulation(Formulation):
         loss = (s * (0.5 * product - load)).sum((0, 1)) - dot(on_frame, w) - self.lift_functional(y)
         back = flat_first((product - load).to(self.frame.dtype), w)
         return loss, (self.frame.D.T(back) - on_frame).reshape(w.shape)
+
+    def residual_product(self, w: Tensor, z: Tensor, y: Tensor) -> Tensor:
+        size = level_matrices.state_size(self.frame.arrays)
+        s, tested = (cells_last(x, size).to(self.wide) for x in (self.states(w, y), self.frame.D(z)))
+        density = (tested * (_product(self._checked_blocks(y), s) - self._checked_load(y))).sum((0, 1))
+        return density - dot(self.frame_functional(y), z)
 
     def functional(self, y: Tensor) -> Tensor:
         """(B or 1, N) the load of Neumann data on the first field, and of the source if it acts at points."""

@@ -3,7 +3,8 @@
 The solution satisfies ∫ a ∇u · ∇v = load(v) for all v that vanish where u is given. For other v the difference
 ∫ a ∇u · ∇v - load(v) is the flux through the part where u is given, weighted by the trace of v. How v continues into
 the domain does not matter for the discrete solution. For other u a smooth continuation has smaller errors: v is
-continued from level to level.
+continued from level to level. For a quadratic energy of the user the same holds for its derivative in the direction v:
+this is the reaction force.
 
 B samples, N points, F boundary facets, K finest cells, Q quadrature points, m numbers in a cell's state, d dimension.
 """
@@ -17,9 +18,10 @@ from torch import Tensor
 
 from fem_frames.formulations.boundary_terms import facet_cells
 from fem_frames.formulations.energy import Energy
+from fem_frames.formulations.equations import EquationParts
 from fem_frames.formulations.formulation import Formulation
 from fem_frames.formulations.quadratic import QuadraticFormulation
-from fem_frames.frame.arrays import FrameArrays
+from fem_frames.frame.arrays import FrameArrays, FrameField
 from fem_frames.frame.boundary import FacetIntegrals, areas
 from fem_frames.frame.level_matrices import cell_states, flux_field, nodal_states, state_size, state_slices
 from fem_frames.mesh.geometry import Floats, Ints
@@ -30,19 +32,21 @@ from fem_frames.operators.checking import is_plain
 class Reaction:
     """Flux through some boundary facets as ⟨t_y, states of u⟩ + ⟨m_y, nodal values of u⟩ + c_y."""
 
-    def __init__(self, formulation: Formulation, chosen: npt.NDArray[np.bool_]) -> None:
-        """`chosen` (F,) tells which facets of `FrameArrays.groups` count."""
+    def __init__(self, formulation: Formulation, chosen: npt.NDArray[np.bool_], f: FrameField) -> None:
+        """`chosen` (F,) tells which facets of `FrameArrays.groups` count, for the field f."""
         arrays, problem = formulation.frame.arrays, formulation.problem
-        f, groups = arrays.fields[0], arrays.groups
+        groups = arrays.groups
         if f.degree or not isinstance(formulation, Energy | QuadraticFormulation):
             raise ValueError(
                 f"the formulation {formulation.name} defines no flux through the boundary; use a LinearFunctional"
             )
         assert groups is not None
         self.formulation, self.field = formulation, f.name
-        kinds = np.array([*(condition.kind for condition in problem.conditions), "insulated"])[groups.conditions]
+        kinds = _kinds(arrays, f, formulation)
         self._wide, self._device = formulation.wide, formulation.frame.device
-        v = _continued(arrays, _shares(arrays, groups.facets, kinds == "dirichlet", chosen))
+        v = _continued(arrays, f, _shares(arrays, groups.facets, kinds == "dirichlet", chosen))
+        self.covers = bool(v.any()) or not isinstance(formulation, EquationParts)
+        """Whether the flux is known: an equation has it where u is given."""
         states = np.zeros((len(arrays.volumes), state_size(arrays)))
         states[:, state_slices(arrays)[f.name]] = np.sqrt(arrays.volumes)[:, None] * cell_states(arrays, f, v)
         self._states = self._as_data(states.ravel())[None].to(formulation.frame.dtype)  # (1, K m)
@@ -90,14 +94,29 @@ class Reaction:
         """(B or 1,) source, Neumann and Robin data on v, and for quadratic densities their load on states."""
         made = self.formulation
         found = torch.full((1,), self._fixed_load, dtype=self._wide, device=self._device)
+        if isinstance(made, EquationParts):
+            found = found + made.load_on({self.field: self._test[None]}, y.to(self._wide))
+        elif isinstance(made, Energy) or getattr(made, "source_at_points", False):
+            found = found + (made.source(y) * self._weighted[..., None]).sum((0, 1))
         if made.boundary is not None and made.boundary.loads:
             found = found + (made.boundary.load(y.to(self._wide)) * self._test).sum(-1)
-        if isinstance(made, Energy) or getattr(made, "source_at_points", False):
-            found = found + (made.source(y) * self._weighted[..., None]).sum((0, 1))
         density = made.state_functional(y)  # (K, m, B) or (K, m, 1)
         if density is not None:
             found = found + (density * self._states[0].to(self._wide).reshape(*density.shape[:2], 1)).sum((0, 1))
         return found
+
+
+def _kinds(arrays: FrameArrays, f: FrameField, formulation: Formulation) -> npt.NDArray[np.str_]:
+    """(F,) the kinds of the conditions on all boundary facets, or "insulated"."""
+    groups = arrays.groups
+    assert groups is not None
+    if isinstance(
+        formulation, EquationParts
+    ):  # its fields have conditions of their own, and all natural terms are in it
+        given = np.ones(len(arrays.points), bool)
+        given[f.free[-1]] = False
+        return np.where(given[groups.facets].all(axis=1), "dirichlet", "insulated")
+    return np.array([*(c.kind for c in formulation.problem.conditions), "insulated"])[groups.conditions]
 
 
 def _shares(arrays: FrameArrays, facets: Ints, given: npt.NDArray[np.bool_], chosen: npt.NDArray[np.bool_]) -> Floats:
@@ -109,10 +128,10 @@ def _shares(arrays: FrameArrays, facets: Ints, given: npt.NDArray[np.bool_], cho
     return np.where(whole > 0, own / np.where(whole > 0, whole, 1.0), 0.0)
 
 
-def _continued(arrays: FrameArrays, shares: Floats) -> Floats:
+def _continued(arrays: FrameArrays, f: FrameField, shares: Floats) -> Floats:
     """(N,) a function with these values where u is given, interpolated from level to level elsewhere."""
     given = np.ones(len(shares), bool)
-    given[arrays.fields[0].free[-1]] = False
+    given[f.free[-1]] = False
     v = np.zeros(0)
     for j, level in enumerate(arrays.levels):
         before = v

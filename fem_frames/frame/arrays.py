@@ -31,6 +31,7 @@ from fem_frames.mesh.geometry import Floats, Ints
 from fem_frames.mesh.simplices import simplices
 from fem_frames.problem.curved import lies_on
 from fem_frames.problem.definition import Problem
+from fem_frames.problem.densities import Density
 
 # 2: points numbered by the cells they lie in; 3: families; 4: coarse levels and lengths
 KIND, VERSION, OLDEST = "frame arrays", 4, 3
@@ -234,8 +235,8 @@ class FrameArrays:
         own = self.record.get("equation")
         if own is None or problem.equation is None:
             return own is None and problem.equation is None
-        found = problem.equation.compiled(self.dimension, problem.parameters.dimension).record()
-        return json.dumps(found) == json.dumps(own)
+        found = problem.equation.compiled(self.dimension, problem.parameters.dimension)
+        return json.dumps(found.record()) == json.dumps(own) or found.agrees(Density.from_record(own))
 
     def with_tags(self, problem: Problem) -> Problem:
         """The problem with region tags in place of names, by the names that the mesh of the frame had."""

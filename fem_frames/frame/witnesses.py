@@ -5,6 +5,7 @@ The frame itself holds integrals of these data, from which they cannot be read b
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,16 @@ COUNT = 8  # points of each condition
 
 def neumann_witnesses(hierarchy: MeshHierarchy, problem: Problem) -> list[dict[str, Any]]:
     """For each Neumann condition that does not depend on y, points of its part of the boundary and the data there."""
-    part, found = hierarchy.condition_facets(problem), []
+    found: list[dict[str, Any]] = []
+    for name in dict.fromkeys(condition.field for condition in problem.conditions):
+        own, first = problem.of_field(name) if name else (problem, 0)
+        found += _witnesses(hierarchy, own, first)
+    return found
+
+
+def _witnesses(hierarchy: MeshHierarchy, problem: Problem, first: int) -> Iterator[dict[str, Any]]:
+    """Those of a problem whose conditions have the numbers from `first` on."""
+    part = hierarchy.condition_facets(problem)
     for number, condition in enumerate(problem.conditions):
         own = np.flatnonzero(part == number)
         if condition.kind != "neumann" or condition.value.depends_on_y or not len(own):
@@ -28,8 +38,7 @@ def neumann_witnesses(hierarchy: MeshHierarchy, problem: Problem) -> list[dict[s
         chosen = own[np.unique(np.linspace(0, len(own) - 1, COUNT).astype(int))]
         points = hierarchy.points[hierarchy.levels[0].facets[chosen]].mean(axis=1)
         values = condition.value.at(points)
-        found.append({"condition": number, "points": points.tolist(), "values": values.tolist()})
-    return found
+        yield {"condition": first + number, "points": points.tolist(), "values": values.tolist()}
 
 
 def differing_neumann(arrays: FrameArrays, problem: Problem) -> str | None:

@@ -5,10 +5,14 @@ B samples, K finest cells, Q quadrature points in a cell, m numbers in a cell's 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import torch
 from torch import Tensor
 
 from fem_frames.operators.checking import is_watched
 from fem_frames.operators.linear import LinearOperator, batch_last, dot
+from fem_frames.operators.products import accumulation_dtype
 
 
 class CellScalars(LinearOperator):
@@ -46,6 +50,54 @@ class CellBlocks(LinearOperator):
     def T(self, z: Tensor) -> Tensor:
         self.check(z, self.shape[0])
         return flat_first((self.blocks * cells_last(z, self.blocks.shape[1])[:, :, None]).sum(1), z)
+
+
+class CellEntries(LinearOperator):
+    """The same for square blocks with many zeros: only entries that are not always zero are stored.
+
+    Sums over rows and columns are accumulated in float32 if x is in half precision.
+    """
+
+    def __init__(self, entries: Mapping[tuple[int, int], Tensor], cells: int, size: int, batch: int) -> None:
+        """`entries` (K, B) or (K, 1) by row and column of the blocks, which have `size` rows."""
+        like = next(iter(entries.values()))
+        self.entries, self.size = entries, size
+        self.shape = (cells * size,) * 2
+        self.dtype, self.device, self.batch = like.dtype, like.device, batch
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.check(x, self.shape[1])
+        return self._rows(x, [(a, b, values) for (a, b), values in self.entries.items()])
+
+    def T(self, z: Tensor) -> Tensor:
+        self.check(z, self.shape[0])
+        return self._rows(z, [(b, a, values) for (a, b), values in self.entries.items()])
+
+    def _rows(self, x: Tensor, entries: list[tuple[int, int, Tensor]]) -> Tensor:
+        wide = accumulation_dtype(x.dtype)
+        s = cells_last(x, self.size).to(wide)  # (K, m, B)
+        rows: dict[int, Tensor] = {}
+        for a, b, values in entries:
+            known = rows.get(a)
+            values = values.to(wide)
+            rows[a] = values * s[:, b] if known is None else torch.addcmul(known, values, s[:, b])
+        like = next(iter(rows.values()))
+        found = torch.stack([rows.get(a, torch.zeros_like(like)) for a in range(self.size)], dim=1)
+        return flat_first(found.to(x.dtype), x)
+
+
+class Transposed(LinearOperator):
+    """Bᵀ as an operator."""
+
+    def __init__(self, B: LinearOperator) -> None:
+        self.B, self.shape = B, (B.shape[1], B.shape[0])
+        self.dtype, self.device, self.batch, self.hint = B.dtype, B.device, B.batch, B.hint
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.B.T(x)
+
+    def T(self, z: Tensor) -> Tensor:
+        return self.B(z)
 
 
 class Congruent(LinearOperator):

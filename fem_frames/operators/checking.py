@@ -8,25 +8,32 @@ from contextvars import ContextVar
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 
 def is_plain(x: Tensor) -> bool:
     """Whether the values of x may be read: not inside `unchecked`, and not while torch compiles or transforms x."""
-    return not _is_traced(x) and _UNSEEN.get() is None
+    return not is_traced(x) and _UNSEEN.get() is None
 
 
 def unseen(x: Tensor) -> list[Tensor] | None:
     """The list that collects tests of x inside `unchecked`; None elsewhere, and while torch traces."""
-    return None if _is_traced(x) else _UNSEEN.get()
+    return None if is_traced(x) else _UNSEEN.get()
 
 
-def _is_traced(x: Tensor) -> bool:
+def is_traced(x: Tensor) -> bool:
+    """Whether torch compiles or transforms operations on x, as by `torch.func`."""
     return torch.compiler.is_compiling() or bool(torch._C._functorch.is_functorch_wrapped_tensor(x))
 
 
 def is_watched(x: Tensor) -> bool:
-    """Whether torch traces, differentiates or maps over operations on x."""
-    return _is_traced(x) or (torch.is_grad_enabled() and x.requires_grad)
+    """Whether torch traces, differentiates or maps over operations on x.
+
+    Inside torch.func results have no memory to read, also where x itself is not transformed.
+    """
+    if is_traced(x) or torch._C._functorch.peek_interpreter_stack() is not None:
+        return True
+    return forward_ad._current_level >= 0 or (torch.is_grad_enabled() and x.requires_grad)
 
 
 _UNSEEN: ContextVar[list[Tensor] | None] = ContextVar("unseen", default=None)

@@ -14,6 +14,7 @@ from fem_frames.problem.blocks import block_tags, check_count, halvings, positiv
 from fem_frames.problem.catalogue_equations import anisotropic, elastic, reaction
 from fem_frames.problem.coefficients import Array, ByRegion, ExpAffine, Pointwise, namespace
 from fem_frames.problem.definition import Gaussian, Problem, Uniform, whole_number
+from fem_frames.problem.equation import MOST_COMPONENTS, Equation, Unknown
 
 
 def quarters(low: float = 0.5, high: float = 1.5) -> Problem:
@@ -182,12 +183,99 @@ def spot(blocks: int = 8, low: float = 0.5, high: float = 1.5, quadrature_degree
     return replace(board, source=f, parameters=parameters, quadrature_degree=quadrature_degree)
 
 
+def carreau(low: float = 0.5, high: float = 1.5, power: float = 3.0, reaction: float = 50.0) -> Problem:
+    """Unit square, energy ∫ a_y (1 + |∇u|²)^(power/2) / power + r u⁴/4 - f u: a viscosity that grows with |∇u|.
+
+    The parameters are a_y on each of 2 × 2 squares, the reaction r in [0, reaction], and the load f in [2, 20].
+    """
+    power, reaction = positive(power, "power"), positive(reaction, "reaction")
+    if power < 2.0:
+        raise ValueError(f"power is {power:g}; give at least 2, for which the energy is known to be convex")
+
+    def energy(u: Any, y: Any, x: Any, dx: Any, ds: Any) -> Any:
+        from fem_frames.fenicsx.door import ufl
+
+        stored = (1 + ufl.inner(ufl.grad(u), ufl.grad(u))) ** (power / 2) / power
+        return sum(y[k] * stored * dx(k) for k in range(4)) + (y[4] * u**4 / 4 - y[5] * u) * dx
+
+    return Problem(
+        mesh=Grid((1, 1)),
+        coefficient=Equation(Unknown("u"), energy=energy),
+        parameters=Uniform((low,) * 4 + (0.0, 2.0), (high,) * 4 + (reaction, 20.0)),
+        regions=lambda x: block_tags(x, 2),
+        quadrature_degree=4,
+        resolved_from=1,
+    )
+
+
+def transport(blocks: int = 2, slowest: float = 0.02) -> Problem:
+    """Unit square, -div(ε∇u) + b·∇u = f with |b| = 1; y = (angle of b, log₁₀ ε, inflow, f on blocks × blocks squares).
+
+    b points into the first quadrant, ε lies between `slowest` and 1. u is y[2] sin(πx₂) on the left and zero on the
+    lower side, and flows out through the others, where ε ∂u/∂n = 0: there are no boundary layers. Cells should be
+    smaller than 2ε, which level 5 is for ε = 0.02.
+    """
+    blocks, slowest = whole_number(blocks, "blocks"), positive(slowest, "slowest")
+    check_count("blocks", blocks, 3 + blocks**2)
+    if slowest >= 1:
+        raise ValueError(f"slowest is {slowest:g}, but ε lies between it and 1: give a smaller one")
+
+    def residual(u: Any, v: Any, y: Any, x: Any, dx: Any, ds: Any) -> Any:
+        from fem_frames.fenicsx.door import ufl
+
+        b = ufl.as_vector((ufl.cos(y[0]), ufl.sin(y[0])))
+        form = (10.0 ** y[1] * ufl.inner(ufl.grad(u), ufl.grad(v)) + ufl.dot(b, ufl.grad(u)) * v) * dx
+        for k in range(blocks**2):
+            form = form - y[3 + k] * v * dx(k)
+        return form
+
+    def inflow(x: Array, y: Array) -> Array:
+        xp = namespace(y)
+        return y[..., 2] * (1.0 - x[..., 0]) * xp.sin(np.pi * x[..., 1])
+
+    board = _block_problem(2, blocks, 0.0, 2.0)
+    return replace(
+        board,
+        coefficient=Equation(Unknown("u"), residual=residual),
+        parameters=Uniform(
+            (0.0, float(np.log10(slowest)), 0.0) + (0.0,) * blocks**2, (np.pi / 2, 0.0, 1.0) + (2.0,) * blocks**2
+        ),
+        dirichlet=lambda x: np.isclose(x[:, 0], 0.0) | np.isclose(x[:, 1], 0.0),
+        dirichlet_value=inflow,
+    )
+
+
+def heat(steps: int = 8, blocks: int = 2, low: float = 0.5, high: float = 1.5, duration: float = 0.2) -> Problem:
+    """Unit square, u_t - div(a ∇u) = 1 with one parameter on each of blocks × blocks squares; u = 0 at first.
+
+    Implicit Euler, all steps at once: component k of u is the temperature after k + 1 steps. The functions of the frame
+    have norm one in τ ‖∇u‖² + ‖u‖² with the step size τ = duration / steps.
+    """
+    steps, duration = whole_number(steps, "steps", least=1), positive(duration, "duration")
+    if steps > MOST_COMPONENTS:
+        raise ValueError(f"steps is {steps}; at most {MOST_COMPONENTS} are solved for at once")
+    tau = duration / steps
+
+    def residual(u: Any, v: Any, y: Any, x: Any, dx: Any, ds: Any) -> Any:
+        from fem_frames.fenicsx.door import ufl
+
+        before = (0.0, *(u[k] for k in range(steps - 1)))
+        form = sum((u[k] - before[k] - tau) * v[k] for k in range(steps)) * dx
+        for j in range(blocks**2):
+            form = form + tau * y[j] * ufl.inner(ufl.grad(u), ufl.grad(v)) * dx(j)
+        return form
+
+    board = _block_problem(2, blocks, low, high)
+    equation = Equation(Unknown("u", components=steps), residual=residual)
+    return replace(board, coefficient=equation, normalisation="energy")
+
+
 PROBLEMS: dict[str, Callable[..., Problem]] = {
     make.__name__: make
     for make in (
         *(quarters, checkerboard, lshape, ring, cookies, lognormal, inclusion, cube),
         *(disks, waves, spot),
-        *(elastic, anisotropic, reaction),
+        *(elastic, anisotropic, reaction, carreau, transport, heat),
     )
 }
 

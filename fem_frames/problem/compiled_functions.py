@@ -9,12 +9,13 @@ n points, B samples, d dimension, p parameters.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from fem_frames.compiling import Source, compiled, in_threads
 from fem_frames.problem.compiled_values import FLAGS, LIBRARIES, pieces, real_name
-from fem_frames.problem.programs import BINARY, Program, Value
+from fem_frames.problem.programs import BINARY, CLIPPED, Operation, Program, Value
 from fem_frames.problem.recording import recorded
 
 FEW = 8  # samples below which the inner loop goes over points
@@ -54,60 +55,56 @@ X, Y = 1, 2  # what a value depends on; both: 3
 
 def compiled_function(function: Callable[[Any, Any], Any], points: Any, p: int) -> CompiledFunction | None:
     """function(x, y) at points (…, d) in compiled code; None where it has no program or nothing compiles it."""
+    program = None if real_name(points) is None else recorded(function, points.shape[-1], p)
+    return None if program is None else compiled_program(program, points)
+
+
+def compiled_program(program: Program, points: Any) -> CompiledFunction | None:
+    """A program of x and y, which depends on both, at points (…, d) in compiled code; None if nothing compiles it."""
     real = real_name(points)
-    program = None if real is None else recorded(function, points.shape[-1], p)
-    if real is None or program is None:
+    if real is None:
         return None
     library = compiled(Source("function", c_code(program, real), FLAGS, LIBRARIES))
-    return None if library is None else CompiledFunction(library, points)
+    return None if library is None else CompiledFunction(library, program, points)
 
 
 class CompiledFunction:
     """Maps y (B, p) to values (n, B) at fixed points."""
 
-    def __init__(self, library: ctypes.CDLL, points: Any) -> None:
+    def __init__(self, library: ctypes.CDLL, program: Program, points: Any) -> None:
         """`points` (…, d) are n points in the precision that the library is compiled for."""
-        self._library = library
-        self._x = points.reshape(-1, points.shape[-1]).T.contiguous()  # (d, n)
+        self._library, self.program = library, program
+        self.points = points.reshape(-1, points.shape[-1]).T.contiguous()  # (d, n)
         self._evaluate = library.evaluate
         self._evaluate.restype = None
         self._evaluate.argtypes = [*[ctypes.c_void_p] * 3, *[ctypes.c_int64] * 4]
 
     def at(self, points: Any) -> CompiledFunction:
         """The same function at other points."""
-        return CompiledFunction(self._library, points)
+        return CompiledFunction(self._library, self.program, points)
 
     def __call__(self, y: Any) -> Any:
         import torch
 
-        n, B = self._x.shape[1], y.shape[0]
+        n, B = self.points.shape[1], y.shape[0]
         rows = y.T.contiguous()  # (p, B)
-        out = torch.empty(n, B, dtype=self._x.dtype)
+        out = torch.empty(n, B, dtype=self.points.dtype)
         shares = [(first // B, last // B) for first, last in pieces(n * B)]
-        pointers = self._x.data_ptr(), rows.data_ptr(), out.data_ptr()
+        pointers = self.points.data_ptr(), rows.data_ptr(), out.data_ptr()
         in_threads(len(shares), lambda k: self._evaluate(*pointers, *shares[k], n, B))
         return out
 
 
 def c_code(program: Program, real: str) -> str:
     """The function `evaluate` of a program in C."""
-    needs = _needs(program)
-    functions = sorted({operation.name for operation in program.operations} | {"exp"})
-    F = "f" if real == "float" else ""
-    declared = [
-        f'__attribute__((simd("notinbranch"))) real {name}{F}(real{", real" * (name in BINARY)});'
-        for name in functions
-        if name in VECTOR
-    ]
+    stored = Stored("", lambda results: [f"out[k * B + b] = {results[0]};"])
     return "\n".join(
         [
-            f"/* Values out (n, B) of a function of x (d, n) and y (p, B), for points [from, to). */\n"
-            f"#include <stdint.h>\ntypedef {real} real;\nreal sqrt{F}(real), fabs{F}(real);",
-            *declared,
-            *(f"real bound{k} = {value!r};" for value, k in _bounds(program).items()),
+            "/* Values out (n, B) of a function of x (d, n) and y (p, B), for points [from, to). */",
+            *declarations(program, real),
             f"enum {{ FEW = {FEW}, MOST = 256 }};",
-            *_loops(program, needs, F, "over_samples", outer=X),
-            *_loops(program, needs, F, "over_points", outer=Y),
+            *loops(program, real, "over_samples", X, stored),
+            *loops(program, real, "over_points", Y, stored),
             "void evaluate(const real *x, const real *y, real *out, int64_t from, int64_t to, int64_t n, int64_t B) {",
             "    if (B < FEW) for (int64_t k = from; k < to; k += MOST)",
             "        over_points(x, y, out, k, k + MOST < to ? k + MOST : to, 0, B, n, B);",
@@ -119,16 +116,34 @@ def c_code(program: Program, real: str) -> str:
     )
 
 
-def _bounds(program: Program) -> dict[Value, int]:
+def declarations(program: Program, real: str) -> Iterator[str]:
+    """What comes before code that uses `in_c`."""
+    F = "f" if real == "float" else ""
+    yield f"#include <stdint.h>\ntypedef {real} real;\nreal sqrt{F}(real), fabs{F}(real);"
+    for name in sorted({operation.name for operation in program.operations} | {"exp"}):
+        if name in VECTOR:
+            yield f'__attribute__((simd("notinbranch"))) real {name}{F}(real{", real" * (name in BINARY)});'
+    yield from (f"real bound{k} = {value!r};" for value, k in bounds(program).items())
+
+
+def in_c(operation: Operation, arguments: list[str], F: str, known: dict[Value, int]) -> str:
+    """An operation in C; `known` are the bounds of the program, which the code has as c0, c1, …."""
+    pattern = OPERATIONS.get(operation.name, f"{operation.name}{{F}}({{0}})")
+    if operation.name in CLIPPED:
+        arguments = [arguments[0], f"c{known[operation.arguments[1]]}"]
+    return pattern.format(*arguments, F=F)
+
+
+def bounds(program: Program) -> dict[Value, int]:
     """Numbers the constants that values are clipped to. In C they are global variables, not constants.
 
     A compiler that knows c replaces exp(x > c ? c : x) by x > c ? exp(c) : exp(x), and x may be where exp is slow.
     """
-    clipped = (operation for operation in program.operations if operation.name in ("at_least", "at_most"))
+    clipped = (operation for operation in program.operations if operation.name in CLIPPED)
     return {value: k for k, value in enumerate(dict.fromkeys(operation.arguments[1] for operation in clipped))}
 
 
-def _needs(program: Program) -> list[int]:
+def needs_of(program: Program) -> list[int]:
     """For each operation whether it depends on x, y or both."""
     found: list[int] = []
     for operation in program.operations:
@@ -139,27 +154,35 @@ def _needs(program: Program) -> list[int]:
     return found
 
 
-def _loops(program: Program, needs: list[int], F: str, name: str, outer: int) -> Iterator[str]:
+@dataclass(frozen=True)
+class Stored:
+    """What loops do with the results of a program."""
+
+    argument: str
+    """In C, before the array `out`; empty if there is none."""
+    lines: Callable[[list[str]], Iterable[str]]
+    """For the results in C, the lines that end the inner loop."""
+    sums: tuple[str, ...] = ()
+    """Variables that the inner loop adds to."""
+    after: tuple[str, ...] = ()
+    """Lines after the inner loop."""
+
+
+def loops(program: Program, real: str, name: str, outer: int, stored: Stored) -> Iterator[str]:
     """A function that loops over points or samples (`outer`), and inside over the other ones.
 
     Values of the inner kind are computed before, into arrays of at most MOST numbers.
     """
-    inner = Y if outer == X else X
+    inner, F, needs = Y if outer == X else X, "f" if real == "float" else "", needs_of(program)
     kind = {X: ("k", "from", "to"), Y: ("b", "first", "last")}
     (i, begin, end), (o, outer_begin, outer_end) = kind[inner], kind[outer]
-    used = {v for operation in program.operations for v in (*operation.arguments, program.result)}
-    shared = {  # operations on inner values that others use
-        number
-        for number, need in enumerate(needs)
-        if need == inner
-        and any(
-            ("op", number) in operation.arguments and needs[at] != inner
-            for at, operation in enumerate(program.operations)
-        )
-    }
-    arrays = sorted(shared)
-    places = {number: place for place, number in enumerate(arrays)}
-    bounds = _bounds(program)
+    readers = [(need, v) for step, need in zip(program.operations, needs, strict=True) for v in step.arguments]
+    readers += [(X | Y, v) for v in program.results]
+    # Operations on inner values that others use, or that are results.
+    shared = sorted(
+        {v[1] for need, v in readers if isinstance(v, tuple) and v[0] == "op" and needs[v[1]] == inner != need}
+    )
+    places, clips = {number: place for place, number in enumerate(shared)}, bounds(program)
 
     def named(value: Value, before: bool) -> str:
         if not isinstance(value, tuple):
@@ -174,20 +197,16 @@ def _loops(program: Program, needs: list[int], F: str, name: str, outer: int) ->
     def lines(which: set[int], before: bool, indent: str) -> Iterator[str]:
         for number, operation in enumerate(program.operations):
             if needs[number] in which:
-                pattern = OPERATIONS.get(operation.name, f"{operation.name}{{F}}({{0}})")
-                arguments = [named(v, before) for v in operation.arguments]
-                if operation.name in ("at_least", "at_most"):
-                    arguments[1] = f"c{bounds[operation.arguments[1]]}"
-                text = pattern.format(*arguments, F=F)
+                text = in_c(operation, [named(v, before) for v in operation.arguments], F, clips)
                 yield f"{indent}const real v{number} = {text};"
 
     yield (
-        f"static void {name}(const real *restrict x, const real *restrict y, real *restrict out, int64_t from,"
-        " int64_t to, int64_t first, int64_t last, int64_t n, int64_t B) {"
+        f"static void {name}(const real *restrict x, const real *restrict y, {stored.argument}real *restrict out,"
+        " int64_t from, int64_t to, int64_t first, int64_t last, int64_t n, int64_t B) {"
     )
-    yield from (f"    const real c{k} = bound{k};" for k in bounds.values())
-    if arrays:
-        yield f"    real kept[{len(arrays)}][MOST];"
+    yield from (f"    const real c{k} = bound{k};" for k in clips.values())
+    if shared:
+        yield f"    real kept[{len(shared)}][MOST];"
         yield "    #pragma omp simd"
         yield f"    for (int64_t {i} = {begin}; {i} < {end}; {i}++) {{"
         yield from lines({0, inner}, True, "        ")
@@ -195,14 +214,16 @@ def _loops(program: Program, needs: list[int], F: str, name: str, outer: int) ->
         yield "    }"
     yield f"    for (int64_t {o} = {outer_begin}; {o} < {outer_end}; {o}++) {{"
     letter = "x" if outer == X else "y"
-    for number in sorted(v[1] for v in used if isinstance(v, tuple) and v[0] == letter):
+    for number in sorted({v[1] for _, v in readers if isinstance(v, tuple) and v[0] == letter}):
         index = f"{number} * n + k" if outer == X else f"{number} * B + b"
         yield f"        const real {letter}{number} = {letter}[{index}];"
     yield from lines({0, outer}, False, "        ")
-    yield "        #pragma omp simd"
+    yield from (f"        real {name} = 0;" for name in stored.sums)
+    yield "        #pragma omp simd" + (f" reduction(+:{','.join(stored.sums)})" if stored.sums else "")
     yield f"        for (int64_t {i} = {begin}; {i} < {end}; {i}++) {{"
     yield from lines({X | Y}, False, "            ")
-    yield f"            out[k * B + b] = {named(program.result, False)};"
+    yield from (f"            {line}" for line in stored.lines([named(v, False) for v in program.results]))
     yield "        }"
+    yield from (f"        {line}" for line in stored.after)
     yield "    }"
     yield "}"

@@ -14,7 +14,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from fem_frames.problem.differentiation import gradient, hessian
+from fem_frames.problem.program_values import evaluated
 from fem_frames.problem.programs import NoProgramError, Program, ProgramBuilder, Value
 
 Group = str | int
@@ -111,6 +114,11 @@ class Density:
             {"s", "v"} & set().union(*program.letters()) for rows in self.hessians for row in rows for program in row
         )
 
+    @cached_property
+    def is_affine(self) -> bool:
+        """Whether an energy is affine in the states: then its integrals are functionals that have a vector."""
+        return not any(program.result != 0.0 for rows in self.hessians for row in rows for program in row)
+
     def is_linear_in_tests(self) -> bool:
         """Whether a weak form is linear in its test functions."""
         for integral in self.integrals:
@@ -191,6 +199,23 @@ class Density:
             found.append(replace(integral, program=first))
         return tuple(found)
 
+    def agrees(self, other: Density) -> bool:
+        """Whether both have the same fields and integrals, by values: releases of UFL order operations differently."""
+        if (self.kind, self.dimension, self.parameters, self.parts) != (
+            other.kind,
+            other.dimension,
+            other.parameters,
+            other.parts,
+        ):
+            return False
+        mine, theirs = ({(i.kind, i.groups): i.program for i in density.integrals} for density in (self, other))
+        claims = (self.monotonicity, other.monotonicity)
+        if set(mine) != set(theirs) or (claims[0] is None) != (claims[1] is None):
+            return False
+        pairs = [(program, theirs[place]) for place, program in mine.items()]
+        pairs += [(claims[0], claims[1])] if claims[0] is not None and claims[1] is not None else []
+        return all(_same_values(one, two) for one, two in pairs)
+
     def groups(self, kind: str) -> set[Group]:
         """All groups that integrals and loads of one kind name."""
         found = [*self.integrals, *(load.integral for load in self.loads)]
@@ -255,13 +280,25 @@ def _listed(given: Any) -> Sequence[Any]:
     return given
 
 
-def check_programs(density: Density) -> None:
-    """Raises a NoProgramError if derivatives of the density do not exist, or if it leaves out a field."""
+def _same_values(one: Program, two: Program) -> bool:
+    """Whether two programs have the same values for some inputs, up to rounding."""
+    generator = np.random.default_rng(0)
+    inputs = {given: generator.uniform(0.1, 0.9, 7) for given in sorted(one.inputs() | two.inputs())}
+    like = np.zeros(7)
+    with np.errstate(all="ignore"):
+        found = [
+            [np.broadcast_to(np.asarray(r, np.float64), 7) for r in evaluated(p, inputs.__getitem__, like)]
+            for p in (one, two)
+        ]
+    return all(np.allclose(a, b, rtol=1e-9, atol=1e-12, equal_nan=True) for a, b in zip(*found, strict=True))
+
+
+def check_determined(density: Density) -> None:
+    """Raises a NoProgramError if an equation leaves out a field, or a weak form is not linear in its test functions."""
     if density.kind == RESIDUAL and not density.is_linear_in_tests():
         raise NoProgramError(
             "it is not linear in the test functions: every term needs one of them, or one of its derivatives, as factor"
         )
-    _ = density.is_linear, density.diffusion
     of_cells = [
         (integral, rows)
         for integral, rows in zip(density.integrals, density.hessians, strict=True)

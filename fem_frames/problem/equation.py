@@ -5,14 +5,14 @@ d dimension, p parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fem_frames.mesh.coarse import Grid, MeshArrays
 from fem_frames.messages import either
 from fem_frames.problem.boundary import REST, BoundaryValue, Condition, make_conditions
-from fem_frames.problem.densities import Density, Part
+from fem_frames.problem.densities import Density, Part, check_determined
 
 ELEMENTS = ("P1", "P2", "RT0")
 MOST_COMPONENTS = 20
@@ -97,30 +97,17 @@ class Equation:
     @classmethod
     def recorded(cls, density: Density) -> Equation:
         """The equation of programs that were read from a file."""
-        fields: dict[str, Unknown] = {}
-        names = [part.name for part in density.parts]
-        for part in density.parts:
-            if part.element == "edge bubbles":
-                continue
-            base, bracket, rest = part.name.rpartition("[")
-            name = base if bracket and rest[:-1].isdigit() else part.name
-            element = "RT0" if part.element == "RT0" else "P2" if f"{part.name} bubbles" in names else "P1"
-            count = None if name == part.name else 1 + (fields[name].components or 0 if name in fields else 0)
-            fields[name] = Unknown(name, element, count)
-        made = cls(*fields.values(), density=density)
+        fields = unknowns_of([(part.name, part.element) for part in density.parts])
+        made = cls(*fields, density=density)
         if [(p.name, p.element, p.size) for p in made.parts(density.dimension)] != [
             (p.name, p.element, p.size) for p in density.parts
         ]:
             raise ValueError("the fields of the equation do not fit each other")
         return made
 
-    def with_density(self, density: Density) -> Equation:
-        """The same equation with programs that were read from a file, so that UFL is not needed."""
-        same = {"energy": self.energy, "residual": self.residual, "monotonicity": self.monotonicity}
-        found = Equation(*self.fields, **same, density=density)
-        if [(p.name, p.size) for p in found.parts(density.dimension)] != [(p.name, p.size) for p in density.parts]:
-            raise ValueError("the programs of the file belong to an equation with other fields")
-        return found
+    def check(self, density: Density) -> None:
+        """Raises a NoProgramError if the density cannot be that of an equation."""
+        check_determined(density)
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -143,6 +130,15 @@ class Equation:
         """For messages."""
         return "the energy" if self.residual is None else "the residual"
 
+    def adopt(self, density: Density) -> None:
+        """Takes programs that were made from this equation before: they need no UFL."""
+        self._compiled[density.dimension, density.parameters] = density
+
+    @property
+    def called(self) -> str:
+        """What its function is called in messages."""
+        return "energy" if self.residual is None else "residual"
+
     def parts(self, d: int) -> tuple[Part, ...]:
         """The places of all fields in the state."""
         found: list[Part] = []
@@ -164,6 +160,21 @@ class Equation:
 
             self._compiled[d, p] = compile_equation(self, d, p)
         return self._compiled[d, p]
+
+
+def unknowns_of(parts: Sequence[tuple[str, str]]) -> list[Unknown]:
+    """The fields as the user sees them, from the names and elements of frame fields or of parts of states."""
+    fields: dict[str, Unknown] = {}
+    names = [name for name, _ in parts]
+    for part, kind in parts:
+        if kind == "edge bubbles":
+            continue
+        base, bracket, rest = part.rpartition("[")
+        name = base if bracket and rest[:-1].isdigit() else part
+        element = "RT0" if kind == "RT0" else "P2" if f"{part} bubbles" in names else "P1"
+        count = None if name == part else 1 + (fields[name].components or 0 if name in fields else 0)
+        fields[name] = Unknown(name, element, count)
+    return list(fields.values())
 
 
 def _unknown(given: Any) -> Unknown:

@@ -20,6 +20,7 @@ from fem_frames.problem.compiled_values import extremes
 from fem_frames.problem.parameters import numbers
 
 if TYPE_CHECKING:
+    from fem_frames.problem.compiled_gradients import DifferentiableFunction
     from fem_frames.problem.definition import Problem
 
 
@@ -49,6 +50,7 @@ class PointData:
         )
         self._last_source = callable(problem.source) and _acts_pointwise(problem.source, problem, points)
         self._compiled: dict[Callable[[Array, Array], Array], CompiledFunction | None] = {}
+        self._differentiable: dict[Callable[[Array, Array], Array], DifferentiableFunction | None] = {}
         if not isinstance(points, np.ndarray) and len(points):
             if isinstance(coefficient, Pointwise):
                 check_samples(coefficient.function, problem, points, "the coefficient a")
@@ -78,13 +80,18 @@ class PointData:
         return spread(values, y, (y.shape[0], *self.points.shape[:2]), "the source f")
 
     def _batch_last(self, function: Callable[[Array, Array], Array], y: Array) -> Any:
-        """`batch_last` for these points, in compiled code where that is possible and nobody watches y."""
-        from fem_frames.operators.checking import is_watched
+        """`batch_last` for these points, in compiled code where that is possible and torch does not transform y."""
+        from fem_frames.operators.checking import is_traced, is_watched
 
-        if not is_watched(y):
+        if not is_traced(y):
             if function not in self._compiled:
                 self._compiled[function] = _checked_compilation(function, self.problem, self.points)
-            compilation = self._compiled[function]
+            plain = self._compiled[function]
+            compilation: Callable[[Array], Array] | None = plain
+            if plain is not None and is_watched(y):
+                if function not in self._differentiable:
+                    self._differentiable[function] = _checked_gradients(function, plain, self.problem, self.points)
+                compilation = self._differentiable[function]
             if compilation is not None:
                 return compilation(y).reshape(*self.points.shape[:2], len(y)).permute(2, 0, 1)
         return batch_last(function, self.points, y)
@@ -189,6 +196,28 @@ def _checked_compilation(
     found = compilation.at(x)(y).reshape(expected.shape)
     rounding = float(1e3 * torch.finfo(y.dtype).eps * expected.abs().amax().nan_to_num(0.0, 0.0, 0.0))
     return compilation if torch.allclose(found, expected, rtol=0.0, atol=rounding, equal_nan=True) else None
+
+
+def _checked_gradients(
+    function: Callable[[Array, Array], Array], compilation: CompiledFunction, problem: Problem, points: Array
+) -> DifferentiableFunction | None:
+    """A compiled function with compiled derivatives in y; None if it has none, or torch others, as after `detach`."""
+    import torch
+
+    from fem_frames.problem.compiled_gradients import DifferentiableFunction
+
+    made, (y, x) = DifferentiableFunction(compilation), _trial(problem, points)
+    if not made.is_compiled:
+        return None
+    with torch.enable_grad():
+        free = y.clone().requires_grad_()
+        expected = batch_last(function, x.clone(), free).permute(1, 2, 0).to(y.dtype).flatten(0, 1)  # (n, B)
+        weights = torch.linspace(1.0, 2.0, expected.numel()).to(expected).reshape(expected.shape)
+        found = torch.autograd.grad(made.at(x)(free), free, weights)[0]
+        wanted = torch.autograd.grad(expected, free, weights, allow_unused=True)[0] if expected.requires_grad else None
+    wanted = torch.zeros_like(y) if wanted is None else wanted
+    rounding = float(1e4 * torch.finfo(y.dtype).eps * wanted.abs().amax().nan_to_num(0.0, 0.0, 0.0))
+    return made if torch.allclose(found, wanted, rtol=0.0, atol=rounding, equal_nan=True) else None
 
 
 def _trial(problem: Problem, points: Array) -> tuple[Array, Array]:

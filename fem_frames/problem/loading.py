@@ -36,7 +36,9 @@ def make_problem(name: str, **options: Any) -> Problem:
     if name in PROBLEMS:
         make = PROBLEMS[name]
     elif is_file(name):
-        made = _load(Path(file), attribute)
+        made = load_object(Path(file), attribute)
+        if not (isinstance(made, Problem) or callable(made)):
+            raise ValueError(f"{attribute} in {file} is neither a Problem nor a function that makes one")
         if isinstance(made, Problem):
             if options:
                 raise ValueError(
@@ -87,13 +89,12 @@ def recorded_problem(record: Mapping[str, Any], name: str | None = None, options
 
 
 def with_programs(problem: Problem, recorded: Any) -> Problem:
-    """The problem; where UFL is absent, with the programs of its equation that the record has."""
-    if problem.equation is None or recorded is None:
-        return problem
-    try:
-        problem.density()
-    except ImportError:
-        return replace(problem, coefficient=problem.equation.with_density(Density.from_record(recorded)))
+    """The problem, whose equation has the programs of a frame's record where UFL is absent."""
+    if problem.equation is not None and recorded is not None:
+        try:
+            problem.density()
+        except ImportError:
+            problem.equation.adopt(Density.from_record(recorded))
     return problem
 
 
@@ -129,12 +130,12 @@ def _check_options(name: str, make: Callable[..., Problem], options: dict[str, A
                     raise ValueError(f"option {key} of {name} is {value!r:.60}; a {word} is expected")
 
 
-def _load(path: Path, attribute: str) -> Any:
+def load_object(path: Path, attribute: str, what: str = "a problem") -> Any:
     """The object with this name in the file. Modules in its folder are found last: they replace no installed ones."""
     try:
         check_file(path)
     except ValueError as error:
-        raise ValueError(f"{error}, to take a problem from") from error
+        raise ValueError(f"{error}, to take {what} from") from error
     name = f"fem_frames_problem_{path.stem}_{abs(hash(path.resolve()))}"
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     assert spec is not None
@@ -152,7 +153,4 @@ def _load(path: Path, attribute: str) -> Any:
         raise ValueError(f"loading {path} fails: {error}") from error
     if not hasattr(module, attribute):
         raise ValueError(f"{path} does not define {attribute!r}; choose an object in it by {path}:name")
-    found = getattr(module, attribute)
-    if not (isinstance(found, Problem) or callable(found)):
-        raise ValueError(f"{attribute} in {path} is neither a Problem nor a function that makes one")
-    return found
+    return getattr(module, attribute)

@@ -26,7 +26,7 @@ _DIRECT: dict[str, Callable[..., Any]] = {
     "eq": lambda a, b: a == b,
     "ne": lambda a, b: a != b,
 }
-_NUMPY_NAMES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "atan2": "arctan2", "pow": "power"}
+_NUMPY_NAMES = {"pow": "power", "asin": "arcsin", "acos": "arccos", "atan": "arctan", "atan2": "arctan2"}
 
 
 def evaluated(program: Program, read: Callable[[tuple[str, int]], Array], like: Array) -> list[Array]:
@@ -34,6 +34,8 @@ def evaluated(program: Program, read: Callable[[tuple[str, int]], Array], like: 
     module = _Numpy() if isinstance(like, np.ndarray) else _Torch(like)
     inputs: dict[tuple[str, int], Array] = {}
     found: list[Array] = []
+    last = {a: number for number, operation in enumerate(program.operations) for a in operation.arguments}
+    kept = set(program.results)
 
     def of(value: Value) -> Array:
         if not isinstance(value, tuple):
@@ -44,12 +46,15 @@ def evaluated(program: Program, read: Callable[[tuple[str, int]], Array], like: 
             inputs[value] = read(value)
         return inputs[value]
 
-    for operation in program.operations:
+    for number, operation in enumerate(program.operations):
         arguments = [of(a) for a in operation.arguments]
         if operation.name in _DIRECT:
             found.append(_DIRECT[operation.name](*(module.number(a) for a in arguments)))
         else:
             found.append(module.call(operation.name, arguments))
+        for a in operation.arguments:  # arrays that nothing needs any more would fill the memory
+            if isinstance(a, tuple) and a[0] == "op" and last[a] == number and a not in kept:
+                found[a[1]] = None
     return [of(value) for value in program.results]
 
 

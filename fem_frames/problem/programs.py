@@ -20,7 +20,7 @@ MOST_POWER = 8
 Value = tuple[str, int] | float
 """An input, such as ("x", i) or ("y", k); ("op", number of an operation); or a constant."""
 INPUTS = {"x": "the position", "y": "the parameters", "n": "the normal", "s": "the state", "v": "the state of the test"}
-"""Letters of inputs: states at a point, not scaled, of all fields together."""
+"""Letters of inputs: states at a point, not scaled, of all fields together. The letter z is a direction in them."""
 
 UNARY = {
     *("neg", "reciprocal", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p"),

@@ -9,6 +9,11 @@ With Robin conditions C_y is singular on cells, but C_y ≥ α_y C_{y0} for a no
 the least of all a_y / a_{y0} and k_y / k_{y0}: then λ = c0 α_y with the least positive eigenvalue c0 of DᵀC_{y0}D.
 Quadratic densities of users have both bounds, and get the smaller one.
 
+Nonlinear energies of users, energy norm, against the discrete solution: let C be the second derivative of a quadratic
+energy with E'' ≥ α_y DᵀCD for all w, M = DᵀCD, and e the error of w. The slope of E vanishes at the solution, so
+α_y ‖e‖²_M ≤ ⟨E'(w), e⟩ ≤ ‖r‖_{M⁺} ‖e‖_M with the residual r = E'(w), and ‖e‖_M is at most ‖r‖_{M⁺} / α_y. Here C is
+the same for every y, and ‖r‖_{M⁺} has the bounds above, with the least positive eigenvalue c0 of M.
+
 (LS), norm of the functional, against the exact solution: √loss is the error itself.
 
 (LS), energy norm, against the exact solution: Prager and Synge, for a flux that is not exactly in equilibrium.
@@ -37,6 +42,7 @@ from torch import Tensor
 
 from fem_frames.formulations.formulation import ErrorNorm, Formulation
 from fem_frames.frame.arrays import FrameArrays
+from fem_frames.operators.cells import Congruent
 from fem_frames.operators.linear import dot
 from fem_frames.solvers.friedrichs import friedrichs_constant
 
@@ -118,21 +124,26 @@ def _bound(formulation: Formulation, w: Tensor, y: Tensor, norm: ErrorNorm) -> T
 
 
 def _from_residual(formulation: Formulation, w: Tensor, y: Tensor) -> Tensor:
-    """(B,) the energy norm of the error, which is the dual norm of the residual."""
-    load = formulation.load(y)
+    """(B,) the energy norm of the error: at most the dual norm of the residual, divided by α."""
+    load, least = formulation.load(y), formulation.monotonicity(y)
     # Near the solution the residual is rounding, which M need not see.
-    return dual_norm_bound(formulation, formulation.residual(w, y), y, 1e-20 * dot(load, load))
+    norm = dual_norm_bound(formulation, formulation.residual(w, y), y, 1e-20 * dot(load, load))
+    return torch.where(least > 0, norm / least, torch.inf)
 
 
 def dual_norm_bound(formulation: Formulation, r: Tensor, y: Tensor, rounding: Tensor | float = 0.0) -> Tensor:
-    """(B,) √(rᵀ M⁺ r) for r (B, Nhat) in the range of M = DᵀC_yD, bounded by one step of Gauss-Radau quadrature.
+    """(B,) √(rᵀ M⁺ r) for r (B, Nhat) in the range of M, bounded by one step of Gauss-Radau quadrature.
+
+    M = DᵀCD with C of the energy norm, which is C_y for quadratic energies.
 
     Where |r|² is at most `rounding` the bound is |r|² / λ.
     """
     least = _lower_bound(formulation, y)
     square = dot(r, r)
-    plain = square / least  # M ≥ `least` on the complement of its kernel, which contains r
-    image = formulation.stable(y)(r)
+    plain = torch.where(
+        least > 0, square / least, torch.inf
+    )  # M ≥ `least` on the complement of its kernel, which contains r
+    image = Congruent(formulation.frame.D, formulation.norm_blocks(y))(r)
     mean = torch.where(square > 0, dot(r, image) / square, 0.0)
     rest = image - mean[:, None] * r
     spread = torch.where(square > 0, dot(rest, rest) / square, 0.0)
@@ -144,7 +155,7 @@ def dual_norm_bound(formulation: Formulation, r: Tensor, y: Tensor, rounding: Te
 
 
 def _lower_bound(formulation: Formulation, y: Tensor) -> Tensor:
-    """(B,) lower bounds for the positive eigenvalues of DᵀC_yD: the larger one of two, if there are two."""
+    """(B,) lower bounds for the positive eigenvalues of M: the larger one of two, if there are two."""
     from fem_frames.solvers.spectra import frame_bounds, nominal_bound  # spectra imports this module
 
     y0 = torch.as_tensor(formulation.problem.parameters.nominal).to(y)

@@ -35,6 +35,7 @@ class Iterates:
     x: Tensor  # (B, n)
     iterations: Tensor  # (B,) until each sample's own residual was small enough
     residual: Tensor  # (B,) ‖b - M x‖ / ‖b‖ from the recurrence, which does not see rounding errors
+    negative: Tensor  # (B,) whether a direction without positive curvature ended the iteration
 
 
 def conjugate_gradients(
@@ -67,6 +68,7 @@ def conjugate_gradients(
     goal = torch.as_tensor(tol, dtype=square.dtype, device=b.device) ** 2
     least, idle = square, torch.zeros(len(b), dtype=torch.int64, device=b.device)
     active, iterations = square > goal, torch.zeros_like(idle)
+    negative = torch.zeros_like(active)
     if until is not None:
         active = active & ~until(torch.zeros_like(b))
     for _ in range(max_iterations):
@@ -74,6 +76,7 @@ def conjugate_gradients(
             break
         product = M(p)
         curvature = dot(p, product)
+        negative |= active & (curvature <= 0)
         active = active & (curvature > 0) & torch.isfinite(curvature)  # otherwise rounding dominates
         step = torch.where(active, square / curvature, 0.0)[:, None]
         x = (x + step * p).to(dtype)
@@ -91,4 +94,4 @@ def conjugate_gradients(
             good = until((x * (size * largest)).to(dtype))
             best = torch.where((good & active)[:, None], x, best)
             active = active & ~good
-    return Iterates((best * (size * largest)).to(dtype), iterations, least.sqrt())
+    return Iterates((best * (size * largest)).to(dtype), iterations, least.sqrt(), negative)

@@ -1,7 +1,8 @@
 """Derivatives of solutions in y by implicit differentiation: one adjoint or one tangent solve.
 
 r(w, y) = DᵀC_yD w - load_y vanishes at the solution, so gᵀ ∂w/∂y = -λᵀ ∂r/∂y with DᵀC_yD λ = g, and the derivative dw
-in a direction v solves DᵀC_yD dw = -∂r/∂y v. The matrix is symmetric and its kernel does not depend on y: the frame is
+in a direction v solves DᵀC_yD dw = -∂r/∂y v; for nonlinear energies the matrix is the second derivative at the
+solution. The matrix is symmetric and its kernel does not depend on y: the frame is
 redundant, but in the same way for every y.
 
 B samples, Nhat frame coefficients.
@@ -34,13 +35,13 @@ class _Solve(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         y, w = ctx.saved_tensors
-        dual = solve_linear(ctx.formulation, y.detach(), gradient.contiguous(), ctx.tol).w.to(gradient)
+        dual = solve_linear(ctx.formulation, y.detach(), gradient.contiguous(), ctx.tol, at=w).w.to(gradient)
         with torch.enable_grad():
             free = y.detach().requires_grad_()
-            residual = ctx.formulation.residual(w.detach(), free)
-            if not residual.requires_grad:
+            product = ctx.formulation.residual_product(w.detach(), -dual, free)
+            if not product.requires_grad:
                 return torch.zeros_like(y), None, None, None
-            found = torch.autograd.grad(residual, free, -dual, allow_unused=True)[0]
+            found = torch.autograd.grad(product.sum(), free, allow_unused=True)[0]
         return torch.zeros_like(y) if found is None else found, None, None, None
 
 
@@ -83,7 +84,7 @@ def tangent_solve(
     if w is None:
         w = solve(formulation, y, tol, refine=None).w
     change = torch.func.jvp(lambda at: formulation.residual(w, at), (y,), (v.to(y).contiguous(),))[1]
-    return w, -solve_linear(formulation, y, change, tol).w.to(w)
+    return w, -solve_linear(formulation, y, change, tol, at=w).w.to(w)
 
 
 def _check_precision(formulation: Formulation) -> None:

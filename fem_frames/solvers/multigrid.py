@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fem_frames.formulations.boundary_terms import BoundaryTerms
 from fem_frames.formulations.formulation import Formulation
+from fem_frames.formulations.formulation_checks import check_quadratic
 from fem_frames.frame.elements import P1, P1Values
 from fem_frames.frame.graphs import graph_hierarchy
 from fem_frames.operators.checking import is_watched
@@ -29,9 +30,18 @@ from fem_frames.solvers.torch_cycles import TorchLevel, TorchLevels, TorchMultig
 
 
 def has_multigrid(formulation: Formulation) -> bool:
-    """Whether the formulation has a multigrid: all its fields have their values at points."""
+    """Whether the formulation has a multigrid: a matrix A_y, and all its fields have their values at points."""
     arrays = formulation.frame.arrays
-    return all(isinstance(field.element, P1 | P1Values) for field in arrays.fields) and arrays.nodal_size > 0
+    nodal = all(isinstance(field.element, P1 | P1Values) for field in arrays.fields)
+    return formulation.is_assembled and nodal and arrays.nodal_size > 0
+
+
+def trusts_multigrid(formulation: Formulation) -> bool:
+    """Whether multigrid is the solver by default: cycles need matrices that are positive definite.
+
+    Those of energies that are not known to be convex may be indefinite on the way to a minimum.
+    """
+    return has_multigrid(formulation) and (formulation.is_quadratic or bool(formulation.norms))
 
 
 def robin_terms(formulation: Formulation) -> BoundaryTerms | None:
@@ -40,10 +50,11 @@ def robin_terms(formulation: Formulation) -> BoundaryTerms | None:
     return boundary if formulation.is_robin_diffusion and boundary is not None and boundary.has_robin else None
 
 
-def matrix_data(formulation: Formulation, y: Tensor) -> Tensor:
+def matrix_data(formulation: Formulation, y: Tensor, w: Tensor | None = None) -> Tensor:
     """(n, B) the numbers that the weights of A_y are linear in: of cells, of cells and facets, or local matrices."""
     if not (formulation.is_diffusion or formulation.is_robin_diffusion):
-        return formulation.local_matrices(y).flatten(0, 2)  # from (K, L, L, B)
+        local = formulation.local_matrices(y) if w is None else formulation.local_curvature(w, y)  # (K, L, L, B)
+        return local.flatten(0, 2)
     cells, robin = formulation.cell_diffusion(y), robin_terms(formulation)
     if robin is None:
         return cells
@@ -61,6 +72,10 @@ class Multigrid:
             raise ValueError(
                 f"Multigrid takes a formulation, not {type(formulation).__name__}: make_formulation(frame, problem) "
                 "makes one"
+            )
+        if not formulation.is_assembled:
+            raise ValueError(
+                "multigrid is for energies, but this is a weak form: solve it in the frame, solve(…, solver='frame')"
             )
         if not has_multigrid(formulation):
             names = " and ".join(field.name for field in formulation.frame.arrays.fields)
@@ -101,9 +116,12 @@ class Multigrid:
         """The number of unknowns on each level."""
         return tuple(level.graph.size for level in self._tables.levels)
 
-    def at(self, y: Tensor) -> SampleMultigrid:
-        """The matrices of all levels for y (B, p): compiled where possible, in torch while torch watches y."""
-        data = self._data(y)
+    def at(self, y: Tensor, w: Tensor | None = None) -> SampleMultigrid:
+        """The matrices of all levels for y (B, p): compiled where possible, in torch while torch watches y.
+
+        For nonlinear energies they are second derivatives at w (B, Nhat), by default at zero.
+        """
+        data = self._data(y, w)
         if self._compiled is None or is_watched(data):
             return self._in_torch.at(data)
         return self._compiled.at(data.detach())
@@ -112,9 +130,9 @@ class Multigrid:
         """The same in torch operations, for gradients through right-hand sides or the weights of a plan."""
         return self._in_torch.at(self._data(y))
 
-    def _data(self, y: Tensor) -> Tensor:
+    def _data(self, y: Tensor, w: Tensor | None = None) -> Tensor:
         """(K, B) diffusion numbers of the finest cells, or (E, B) weights, in the wide precision."""
-        data = matrix_data(self.formulation, self.formulation.check_parameters(y))
+        data = matrix_data(self.formulation, self.formulation.check_parameters(y), w)
         return data if self._of_local is None else self._of_local(data)
 
     def answer(self, y: Tensor, steps: int = 1, cycle: Cycle = Cycle()) -> Tensor:  # noqa: B008 (frozen)
@@ -126,4 +144,5 @@ class Multigrid:
         steps = whole_number(steps, "steps", least=0)
         if not isinstance(cycle, Cycle):
             raise ValueError(f"cycle is {cycle!r}; a Cycle is expected, such as Cycle(pre=2, post=2)")
+        check_quadratic(self.formulation, "answer")
         return self.at(y).answer(self.formulation.nodal_load(y), steps, cycle)

@@ -22,7 +22,7 @@ from fem_frames.operators.linear import batch_last, dot
 from fem_frames.problem.definition import whole_number
 from fem_frames.solvers.conjugate_gradients import PATIENCE, ConvergenceError, Iterates, conjugate_gradients
 from fem_frames.solvers.cycle_plans import Chebyshev, Cycle
-from fem_frames.solvers.multigrid import Multigrid, has_multigrid
+from fem_frames.solvers.multigrid import Multigrid, trusts_multigrid
 from fem_frames.solvers.sample_multigrid import HALF, ConjugateDirections
 
 # REACHABLE: the relative residual that one run of a solver reliably reaches; refinement does the rest.
@@ -57,8 +57,9 @@ class Solver(Protocol):
 class FrameSolver:
     """Conjugate gradients on DᵀC_yD, which is well conditioned for moderate contrast of the coefficient."""
 
-    def __init__(self, formulation: Formulation, y: Tensor) -> None:
-        self._M, self._dtype = formulation.stable(y), formulation.frame.dtype
+    def __init__(self, formulation: Formulation, y: Tensor, w: Tensor | None = None) -> None:
+        self._M = formulation.stable(y) if w is None else formulation.curvature(w, y)
+        self._dtype = formulation.frame.dtype
 
     def __call__(self, b: Tensor, tol: Tensor, max_iterations: int, until: Test | None = None) -> Iterates:
         # Scaled to norm one, because a residual may be too small for half precision.
@@ -67,7 +68,7 @@ class FrameSolver:
         patience = 10 * PATIENCE if self._dtype == torch.float64 else PATIENCE
         good = None if until is None else lambda x: until(norm * x.to(b.dtype))
         found = conjugate_gradients(self._M, (b / norm).to(self._dtype), tol, max_iterations, patience, good)
-        return Iterates(norm * found.x.to(b.dtype), found.iterations, found.residual)
+        return Iterates(norm * found.x.to(b.dtype), found.iterations, found.residual, found.negative)
 
 
 class MultigridSolver:
@@ -77,13 +78,19 @@ class MultigridSolver:
     multigrid.
     """
 
-    def __init__(self, formulation: Formulation, y: Tensor, cycle: Cycle = Cycle()) -> None:  # noqa: B008 (frozen)
+    def __init__(
+        self,
+        formulation: Formulation,
+        y: Tensor,
+        cycle: Cycle = Cycle(),  # noqa: B008 (frozen)
+        w: Tensor | None = None,
+    ) -> None:
         if cycle.pre != cycle.post:
             raise ValueError(
                 f"pre = {cycle.pre} and post = {cycle.post} differ: conjugate gradients need equal numbers"
             )
         self._parts = _parts(formulation)
-        self._at, self._plan = self._parts.multigrid.at(y), Chebyshev(cycle)
+        self._at, self._plan = self._parts.multigrid.at(y, w), Chebyshev(cycle)
 
     def __call__(self, b: Tensor, tol: Tensor, max_iterations: int, until: Test | None = None) -> Iterates:
         parts, at, wide = self._parts, self._at, b.dtype
@@ -109,14 +116,15 @@ class MultigridSolver:
             """(B, Nhat) frame coefficients of v (N, B)."""
             return parts.analysis(wide)(v.T.to(wide) / factor)
 
-        idle = torch.zeros_like(iterations)
+        idle, negative = torch.zeros_like(iterations), torch.zeros_like(active)
         active = active & (least > tol)
         if until is not None:
             active = active & ~until(coefficients(best))
         for _ in range(max_iterations - 1):
             if not active.any():
                 break
-            active = state.step(active)
+            before, active = active, state.step(active)
+            negative |= before & ~active
             iterations += active
             relative = parts.size(state.r) / size
             better = active & (relative < least)
@@ -127,10 +135,10 @@ class MultigridSolver:
                 good = until(coefficients(state.x))
                 best = torch.where(good & active, state.x, best)
                 active = active & ~good
-        return Iterates(coefficients(best), iterations, least)
+        return Iterates(coefficients(best), iterations, least, negative)
 
 
-SOLVERS: dict[str, Callable[[Formulation, Tensor], Solver]] = {"multigrid": MultigridSolver, "frame": FrameSolver}
+SOLVERS: dict[str, Callable[..., Solver]] = {"multigrid": MultigridSolver, "frame": FrameSolver}
 
 
 class _Parts:
@@ -169,13 +177,18 @@ def _parts(formulation: Formulation) -> _Parts:
     return found
 
 
-def make_solver(formulation: Formulation, y: Tensor, name: str | None = None) -> tuple[str, Solver]:
-    """The solver with this name, by default multigrid where there is one; its name first."""
+def make_solver(
+    formulation: Formulation, y: Tensor, name: str | None = None, w: Tensor | None = None
+) -> tuple[str, Solver]:
+    """The solver with this name, by default multigrid where there is one; its name first.
+
+    It solves with the second derivative at w (B, Nhat), by default at zero; that of quadratic losses is the same.
+    """
     if name is None:
-        name = "multigrid" if has_multigrid(formulation) else "frame"
+        name = "multigrid" if trusts_multigrid(formulation) else "frame"
     if name not in SOLVERS:
         raise ValueError(f"solver is {name!r}; choose from {', '.join(SOLVERS)}, or None for the faster one")
-    return name, SOLVERS[name](formulation, y)
+    return name, SOLVERS[name](formulation, y, w=w)
 
 
 def solve(
@@ -192,33 +205,57 @@ def solve(
     `solver` is "multigrid" or "frame"; None takes multigrid where the formulation has one. It runs in the formulation's
     precision, with at most `max_iterations` per refinement. Residuals and sums of corrections use `refine`, float64 or
     float32, so that even float16 reaches the tolerance; None keeps the formulation's own precision.
+    Nonlinear energies are minimised by Newton's method, until the residual is below tol times that of w = 0. Nonlinear
+    weak forms are solved by Gauss-Newton, until the dual norm of the residual is below tol times that at w = 0.
     See docs/formulations.md.
     """
+    from fem_frames.solvers.gauss_newton import check_residual, gauss_newton  # it makes solutions too
+    from fem_frames.solvers.newton import newton
+
+    if not formulation.is_quadratic and formulation.is_assembled:
+        return newton(formulation, y, tol, refine=refine, max_iterations=max_iterations, solver=solver)
     y = formulation.check_parameters(y)
-    wide = _check_accuracy(formulation.frame.dtype, tol, refine)
-    exact = _in(formulation, wide)
+    wide = check_accuracy(formulation.frame.dtype, tol, refine)
+    exact = in_precision(formulation, wide)
     y_exact = y.to(wide)
     exact.check_density(y_exact)
+    if not exact.is_quadratic:
+        if solver not in (None, "frame"):
+            make_solver(formulation, y, solver)  # raises
+        return gauss_newton(exact, y_exact, tol, whole_number(max_iterations, "max_iterations"))
     load = exact.load(y_exact)
-    rounding = _rounding(exact, y_exact, load)  # (B,)
-    return _refined(formulation, y, load, rounding, lambda w: -exact.residual(w, y_exact), tol, max_iterations, solver)
+    rounding = rounding_of_load(exact, y_exact, load)  # (B,)
+    found = _refined(formulation, y, load, rounding, lambda w: -exact.residual(w, y_exact), tol, max_iterations, solver)
+    if not exact.is_assembled:
+        check_residual(exact, found, y_exact, tol)
+    return found
 
 
 def solve_linear(
-    formulation: Formulation, y: Tensor, b: Tensor, tol: float = 1e-10, max_iterations: int = 1000
+    formulation: Formulation,
+    y: Tensor,
+    b: Tensor,
+    tol: float = 1e-10,
+    max_iterations: int = 1000,
+    *,
+    at: Tensor | None = None,
 ) -> Solution:
     """Solves DᵀC_yD w = b for functionals b (B, Nhat) of u on the frame, as adjoint solves need it, in float64.
 
-    A vector b that belongs to no functional of u is not in the range of the matrix and raises a ConvergenceError.
+    For nonlinear energies the matrix is the second derivative at the coefficients `at` (B, Nhat). A vector b that
+    belongs to no functional of u is not in the range of the matrix and raises a ConvergenceError.
     See docs/queries.md.
     """
-    y, wide = formulation.check_parameters(y), _check_accuracy(formulation.frame.dtype, tol, torch.float64)
-    M = _in(formulation, wide).stable(y.to(wide))
+    y, wide = formulation.check_parameters(y), check_accuracy(formulation.frame.dtype, tol, torch.float64)
+    exact = in_precision(formulation, wide)
+    if at is None and not formulation.is_quadratic:
+        raise ValueError("the energy is nonlinear: give the coefficients at= where its second derivative is taken")
+    M = exact.stable(y.to(wide)) if at is None else exact.curvature(at.to(wide), y.to(wide))
     M.check(b.to(wide), M.shape[1])
     b = b.to(wide)
     if not torch.isfinite(b).all():
         raise ValueError("b has entries that are not finite: give a functional of u on the frame")
-    return _refined(formulation, y, b, torch.zeros(len(b)).to(b), lambda w: b - M(w), tol, max_iterations, None)
+    return _refined(formulation, y, b, torch.zeros(len(b)).to(b), lambda w: b - M(w), tol, max_iterations, None, at)
 
 
 def _refined(
@@ -230,13 +267,14 @@ def _refined(
     tol: float,
     max_iterations: int,
     solver: str | None,
+    at: Tensor | None = None,
 ) -> Solution:
     """Corrections by the solver until the residual is small enough, in the precision of the load."""
     max_iterations = whole_number(max_iterations, "max_iterations")
-    name, correct = make_solver(formulation, y, solver)
+    name, correct = make_solver(formulation, y, solver, None if at is None else at.to(formulation.frame.dtype))
     size, dtype = dot(load, load).sqrt(), formulation.frame.dtype
     w, iterations = torch.zeros_like(load), torch.zeros(len(y), dtype=torch.int64, device=y.device)
-    residual, relative, refinements = load, _relative(load, size, rounding), 0
+    residual, relative, refinements = load, relative_size(load, size, rounding), 0
     while (relative > tol).any():
         b = torch.where((relative > tol)[:, None], residual, 0.0)
         found = correct(b, (0.5 * tol / relative.clamp_min(tol)).clamp_min(REACHABLE[dtype]), max_iterations)
@@ -244,7 +282,7 @@ def _refined(
         refinements += 1
         trial = w + found.x
         trial_residual = residual_of(trial)
-        trial_relative = _relative(trial_residual, size, rounding)
+        trial_relative = relative_size(trial_residual, size, rounding)
         better = trial_relative < relative
         stuck = (relative > tol) & ~(trial_relative < 0.5 * relative) & ~(trial_relative <= tol)
         w, residual = (torch.where(better[:, None], new, old) for new, old in ((trial, w), (trial_residual, residual)))
@@ -262,7 +300,7 @@ def _refined(
     return Solution(w, iterations, relative, refinements, name)
 
 
-def _in(formulation: Formulation, dtype: torch.dtype) -> Formulation:
+def in_precision(formulation: Formulation, dtype: torch.dtype) -> Formulation:
     """The formulation in another precision, converted once."""
     if dtype == formulation.frame.dtype:
         return formulation
@@ -273,7 +311,7 @@ def _in(formulation: Formulation, dtype: torch.dtype) -> Formulation:
     return found
 
 
-def _check_accuracy(dtype: torch.dtype, tol: float, refine: torch.dtype | str | None) -> torch.dtype:
+def check_accuracy(dtype: torch.dtype, tol: float, refine: torch.dtype | str | None) -> torch.dtype:
     """The dtype of the refinement, or a ValueError for a bad tolerance or a narrower dtype."""
     if not isinstance(tol, float | int) or not 0 < tol < 1:
         raise ValueError(f"tol is {tol}; give a relative residual between 0 and 1")
@@ -283,13 +321,13 @@ def _check_accuracy(dtype: torch.dtype, tol: float, refine: torch.dtype | str | 
     return wide
 
 
-def _relative(r: Tensor, size: Tensor, rounding: Tensor) -> Tensor:
+def relative_size(r: Tensor, size: Tensor, rounding: Tensor) -> Tensor:
     """(B,) ‖r‖ / size, and zero where r is nothing but rounding errors."""
     norm = dot(r, r).sqrt()
     return torch.where((size > 0) & (norm > rounding), norm / size, 0.0)
 
 
-def _rounding(formulation: Formulation, y: Tensor, load: Tensor) -> Tensor:
+def rounding_of_load(formulation: Formulation, y: Tensor, load: Tensor) -> Tensor:
     """(B,) the size of rounding errors in a load whose parts cancel; zero for other loads.
 
     Where the lift is nearly the solution, as for -Δu = 0 between two given values, the residual of w = 0 is already as

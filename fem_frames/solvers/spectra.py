@@ -24,6 +24,8 @@ from fem_frames.solvers.bounds import error_bound as error_bound  # kept for ear
 from fem_frames.solvers.conjugate_gradients import ConvergenceError, conjugate_gradients
 
 Map = Callable[[Tensor], Tensor]
+ZERO = 1e-12
+"""Eigenvalues that are smaller than this, relative to the largest one, count as zero."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,8 @@ def extreme_eigenvalues(
             break
         if step % 5 == 4:
             values, residuals = _ritz_values(diagonal, off, norm, ends)
-            if all(r <= tol * value for value, r in zip(values, residuals, strict=True)):
+            zero = ZERO * max(diagonal)
+            if all(r <= tol * value or value + r <= zero for value, r in zip(values, residuals, strict=True)):
                 return values
         off += [norm] if step else []
         if step == len(basis):
@@ -171,10 +174,16 @@ def frame_bounds(formulation: Formulation, tol: float = 1e-3) -> tuple[float, fl
 
 
 def nominal_bound(formulation: Formulation, y: Tensor, tol: float = 1e-3) -> float:
-    """The least positive eigenvalue of DᵀC_yD for one y (1, p), with the relative accuracy tol."""
+    """The least eigenvalue of DᵀCD on the complement of ker F, where C belongs to the energy norm for one y (1, p).
+
+    It has the relative accuracy tol, and is zero if C does not control all functions.
+    """
     _check_precision(formulation)
     N, device = formulation.frame.arrays.nodal_size, formulation.frame.device
-    return extreme_eigenvalues(_preconditioner(formulation), formulation.A(y), N, device, ends=(0,), tol=tol)[0]
+    matrix = Congruent(formulation.nodal_differential, formulation.norm_blocks(y))
+    # In the inner product of HHᵀ: that of the matrix would not see its kernel.
+    least, largest = extreme_eigenvalues(matrix, _preconditioner(formulation), N, device, tol=tol)
+    return least if least > ZERO * largest else 0.0
 
 
 def _check_precision(formulation: Formulation) -> None:

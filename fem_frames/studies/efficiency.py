@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from fem_frames.formulations.registry import formulation_class, make_formulation
+from fem_frames.formulations.registry import formulation_for, make_formulation
 from fem_frames.frame.arrays import FrameArrays
 from fem_frames.mesh.geometry import Floats
 from fem_frames.operators.frame import Frame
@@ -31,7 +31,7 @@ def efficiency_rows(
     (E) compares with the discrete solution, perturbed by random coefficients of the given relative sizes.
     (LS) compares with the discrete solution two levels finer, so the finest two levels have no row.
     """
-    if formulation_class(arrays.formulation).error_norm(norm).against == "exact solution":
+    if formulation_for(arrays.formulation, problem).error_norm(norm).against == "exact solution":
         yield from _efficiency_on_finer_meshes(arrays, problem, y, norm)
         return
     generator = torch.Generator().manual_seed(seed)

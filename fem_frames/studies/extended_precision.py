@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from fem_frames.formulations.formulation import Formulation
+from fem_frames.formulations.formulation_checks import check_quadratic
 from fem_frames.frame import level_matrices
 from fem_frames.frame.sparse import SparseMatrix
 
@@ -24,6 +25,7 @@ class ExtendedForm:
     def __init__(self, formulation: Formulation) -> None:
         if formulation.frame.dtype != torch.float64:
             raise ValueError(f"extended precision starts from float64, not {formulation.frame.dtype}")
+        check_quadratic(formulation, "this study")
         arrays = formulation.frame.arrays
         self._formulation, self._lift = formulation, level_matrices.lift_states(arrays).astype(np.longdouble)
         self._sizes = [family.level_sizes for family in arrays.families]
@@ -35,6 +37,9 @@ class ExtendedForm:
         long_w = w.numpy().astype(np.longdouble)
         lift = _long(self._formulation.lift(y)[0]) if self._formulation.lift_needs_y else self._lift
         states = self._differential(long_w) + lift
+        weak = self._formulation.weak_blocks(y)
+        if weak is not None:
+            return self._dual_norm(*weak, states)
         squares = self._formulation.squares(y)
         if squares is not None:
             return self._sum_of_squares(*squares, states, y)
@@ -62,6 +67,13 @@ class ExtendedForm:
         residuals = np.einsum("krm,km->kr", blocks, states.reshape(K, -1)) + _long(offsets[..., 0])
         loss = (residuals**2).sum() + np.longdouble(self._formulation.oscillation(y).sum())
         return self._transpose(np.einsum("krm,kr->km", blocks, residuals).ravel()), loss
+
+    def _dual_norm(self, C: torch.Tensor, load: torch.Tensor, states: Extended) -> tuple[Extended, np.longdouble]:
+        blocks, K = _long(C[..., 0]), len(C)  # (K, m, m)
+        of_states = np.einsum("kij,kj->ki", blocks, states.reshape(K, -1)) - _long(load[..., 0])
+        dual = self._transpose(of_states.ravel())
+        back = np.einsum("kij,ki->kj", blocks, self._differential(dual).reshape(K, -1))
+        return self._transpose(back.ravel()), (dual**2).sum()
 
     def _differential(self, w: Extended) -> Extended:
         levels = np.split(w, np.cumsum([size for sizes in self._sizes for size in sizes])[:-1])

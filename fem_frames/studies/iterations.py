@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from fem_frames.formulations.formulation_checks import check_quadratic
 from fem_frames.frame.arrays import FrameArrays
 from fem_frames.mesh.geometry import Floats
 from fem_frames.operators.linear import dot
@@ -30,6 +31,7 @@ def iteration_rows(
     """
     for dtype in dtypes:
         for level, exact in formulations(arrays, problem, device=device):
+            check_quadratic(exact, "this study")
             formulation = exact if dtype == "float64" else exact.to(dtype)
             samples = torch.as_tensor(y).to(formulation.frame.device, formulation.frame.dtype)
             y64 = samples.double()

@@ -24,6 +24,7 @@ from scipy.sparse.linalg import splu
 from torch import Tensor
 
 from fem_frames.formulations.formulation import Formulation
+from fem_frames.formulations.formulation_checks import check_quadratic
 from fem_frames.frame import level_matrices
 from fem_frames.frame.solutions import ReferenceSolutions
 from fem_frames.mesh.geometry import Floats
@@ -58,11 +59,17 @@ class NodalSystem:
     """y to A_y and b_y on free nodal values; the sparse matrices share one pattern, sorted by rows."""
 
     def __init__(self, formulation: Formulation) -> None:
+        check_quadratic(formulation, "this rival")
         frame = formulation.frame
         if frame.dtype != torch.float64 or frame.device.type != "cpu":
             raise ValueError(
                 f"the formulation is in {frame.dtype} on {frame.device}, but SciPy solves in float64 on the CPU: "
                 "pass formulation.to('float64', 'cpu')"
+            )
+        if not formulation.is_assembled:
+            raise ValueError(
+                "direct solves and reduced bases need a symmetric A_y that is a sum over cells, but this is a weak "
+                "form: use solve(formulation, y), or train a net"
             )
         self.formulation = formulation
         E = level_matrices.localisation_matrix(frame.arrays)

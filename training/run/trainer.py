@@ -36,7 +36,7 @@ from training.run import building, store
 from training.run.checkpoints import Checkpoints, check_content
 from training.run.devices import full_products
 from training.run.distributed import ProcessLostError, World
-from training.run.failure import TrainingError, diverged
+from training.run.failure import LossFall, TrainingError, diverged
 from training.run.log import Display, RunLog, display
 from training.run.signals import StopSignals
 from training.saved_problem import fingerprint
@@ -152,11 +152,10 @@ class Training:
         self.stepper = make_stepper(c.optimizer, self.weights, c.dtype_settings, c.rate, parts.optimizer)
         self._own = parts.names(self.surrogate.description.module, self.stepper.optimizer)
         self.step, self.seconds, self.skipped = 0, 0.0, 0
-        self.best = float("inf")
+        self.best, self._fall = float("inf"), LossFall()
         self.metrics: Metrics | None = None
-        self.tested = -1  # step of the last test
+        self.tested, self._stopping = -1, False  # step of the last test; whether a signal came
         self.stopped: str | None = None
-        self._stopping = False
         self._fingerprint = fingerprint(self.surrogate.formulation)
         self._load_checkpoint()
         self.test: ReferenceSolutions | None = None
@@ -186,6 +185,7 @@ class Training:
                     outcome = self.stepper(self.objective)
                     if outcome.finite:
                         self.weights.succeeded()
+                        self._fall.note(outcome.loss)
                     else:
                         self._not_finite(float(outcome.loss), y, rows)
                     self.step += 1
@@ -252,7 +252,8 @@ class Training:
 
     def _diverged(self, loss: float, *, tested: bool = False) -> TrainingError:
         kept = self.folder if self.checkpoints.steps() else None
-        return diverged(self.configuration, self.step if tested else self.step + 1, loss, kept, tested=tested)
+        step = self.step if tested else self.step + 1
+        return diverged(self.configuration, step, loss, kept, tested=tested, hint=self._fall.hint())
 
     def _evaluate(self, log: RunLog | None) -> bool:
         """Tests the net on rank 0; returns whether it is the best so far."""
@@ -271,7 +272,7 @@ class Training:
             raise self._diverged(m.loss, tested=True)
         if log is not None:
             log.test(self.step, m, self.seconds)
-        above = f"{m.ratio:.3g} times the floor" if m.floor > 0 else f"{m.excess:.2e} above the floor"
+        above = f"{m.ratio:.3g} times the floor" if math.isfinite(m.ratio) else f"{m.excess:.2e} above the floor"
         self._say(f"step {self.step}: test loss {m.loss:.3e}, {above}, MRE {m.mre:.2e}")
         better = m.loss < self.best
         self.best = min(self.best, m.loss)

@@ -45,9 +45,11 @@ class Forward:
         """Lengths of the output vectors; raises a ValueError if there is no answer with these settings."""
         if settings.adjoint and self._outputs is None:
             raise ValueError(
-                "adjoint corrects outputs, but this service gives nodal values: start it with --point, --mean or "
-                "--through"
+                "adjoint corrects outputs, but this service gives nodal values: start it with --point, --mean, "
+                "--through or --functional"
             )
+        if settings.adjoint and not self._exact.is_quadratic:
+            raise ValueError("adjoint does not correct outputs of nonlinear energies: leave it out")
         if settings.bounded and not self.has_bounds:
             raise ValueError(
                 f"the formulation {self._exact.name} has no bound in the energy norm against the discrete solution: "
@@ -55,6 +57,12 @@ class Forward:
             )
         if not settings.bounded:
             return self._sizes
+        if self._outputs is not None and not all(self._outputs.is_affine):
+            label = self.labels[self._outputs.is_affine.index(False)]
+            raise ValueError(
+                f"the output {label} is not affine in the solution and has no bound: leave out tol, bound and adjoint "
+                "in config"
+            )
         return (*self._sizes, 1 if self._outputs is None else len(self._outputs))
 
     def check(self, y: Sequence[float]) -> None:
