@@ -6,8 +6,23 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from test_imports import run_without_dolfinx
+from ufl import div, grad, inner
 
-from fem_frames import Frame, Grid, MeshHierarchy, error_bound, export_frame, make_formulation, make_problem, solve
+from fem_frames import (
+    Equation,
+    Field,
+    Frame,
+    Grid,
+    MeshHierarchy,
+    Problem,
+    Uniform,
+    error_bound,
+    export_frame,
+    make_formulation,
+    make_problem,
+    solve,
+)
 from fem_frames.fenicsx.refinement import coarse_mesh
 from fem_frames.problem.blocks import SIDES, unit_cube
 from fem_frames.solvers.spectra import frame_condition
@@ -161,6 +176,44 @@ def test_a_coarsened_frame_keeps_the_groups_of_its_boundary(name, options, refin
     coarse = export_frame(MeshHierarchy.from_problem(problem, 2), problem)
     for field, table in coarse.groups.flat().items():
         np.testing.assert_array_equal(fine.coarsened(2, problem.regions).groups.flat()[field], table)
+
+
+@pytest.mark.parametrize("name", ["elastic", "reaction"])
+def test_built_in_equations_need_no_ufl_once_their_frame_is_there(tmp_path, name):
+    """UFL makes the programs, which the frame holds."""
+    problem = make_problem(name)
+    export_frame(MeshHierarchy.from_problem(problem, 3), problem).save(tmp_path / "frame.npz")
+    done = run_without_dolfinx(
+        f"""
+from fem_frames.commands import main
+from fem_frames import PROBLEMS
+from training import Surrogate
+
+main(["condition", "--frame", "frame.npz"])
+settings = ["--epochs", "3", "--rank", "3", "--test-samples", "2", "--quiet"]
+main(["train", "--problem", {name!r}, "--frame", "frame.npz", "--out", "run", *settings])
+surrogate = Surrogate.load("run")
+assert (surrogate.error_bound(surrogate.problem.parameters.sample(2, 0)) > 0).all()
+assert len(PROBLEMS) == len([make() for make in PROBLEMS.values()])
+""",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_several_fluxes_have_one_matrix_of_d():
+    """D as one sparse matrix, whose columns follow the families, against the recursion."""
+
+    def energy(u, s, t, y, x, dx, ds):
+        off = s - y[0] * grad(u), t - grad(u)
+        return (sum(inner(r, r) for r in off) + (div(s) + 1) ** 2 + (div(t) - 1) ** 2) * dx
+
+    fields = Field("u"), Field("s", "RT0"), Field("t", "RT0")
+    problem = Problem(unit_cube(2, 1), Equation(*fields, energy=energy), Uniform((1.0,), (2.0,)))
+    arrays = export_frame(MeshHierarchy.from_problem(problem, 2), problem)
+    assert [family.field for family in arrays.families] == ["u", "s", "t", "s", "t"]
+    recursive, sparse = (Frame.from_arrays(arrays, "float64", differential=kind).D for kind in ("recursive", "sparse"))
+    torch.testing.assert_close(sparse.to_dense(), recursive.to_dense())
 
 
 # ---- options

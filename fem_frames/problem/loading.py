@@ -18,6 +18,7 @@ from fem_frames.messages import either
 from fem_frames.problem.callbacks import calling
 from fem_frames.problem.catalogue import PROBLEMS
 from fem_frames.problem.definition import Problem
+from fem_frames.problem.densities import Density
 
 
 def make_problem(name: str, **options: Any) -> Problem:
@@ -83,7 +84,18 @@ def recorded_problem(record: Mapping[str, Any], name: str | None = None, options
             raise ValueError(f"it is not built in, and files do not choose code to run: give {_itself(name)}")
     problem = make_problem(name, **dict(record.get("options", {}) if options is None else options))
     refinement = record.get("refinement", problem.refinement)
-    return problem if refinement == problem.refinement else replace(problem, refinement=refinement)
+    problem = problem if refinement == problem.refinement else replace(problem, refinement=refinement)
+    return with_programs(problem, record.get("equation"))
+
+
+def with_programs(problem: Problem, recorded: Any) -> Problem:
+    """The problem, whose equation has the programs of a frame's record where UFL is absent."""
+    if problem.equation is not None and recorded is not None:
+        try:
+            problem.density()
+        except ImportError:
+            problem.equation.adopt(Density.from_record(recorded))
+    return problem
 
 
 def is_file(name: str) -> bool:

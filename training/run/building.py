@@ -27,7 +27,7 @@ from fem_frames.operators.checking import unchecked
 from fem_frames.operators.frame import DTYPES, check_device
 from fem_frames.operators.products import SparseProduct
 from fem_frames.problem.definition import Problem
-from fem_frames.problem.loading import make_problem, recorded_problem
+from fem_frames.problem.loading import make_problem, recorded_problem, with_programs
 from nets import NETS
 from nets.frame_net import FrameNet
 from nets.own import OwnNet
@@ -96,7 +96,7 @@ def problem_of(c: Configuration, folder: Path) -> Problem:
         record = FrameArrays.record_of(own if own.exists() else c.frame)
     if c.problem:
         try:
-            problem = make_problem(c.problem, **c.options)
+            problem = with_programs(make_problem(c.problem, **c.options), record.get("equation"))
         except ValueError as error:
             hint = "; if it was made in Python, give it: train(…, problem=…)" if (folder / FRAME).exists() else ""
             raise ValueError(f"{error}{hint}") from error
