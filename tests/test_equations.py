@@ -37,6 +37,7 @@ from fem_frames import (
 )
 from fem_frames.formulations.equations import DiffusionEquation, QuadraticEquation
 from fem_frames.problem.densities import Density
+from fem_frames.solvers.conjugate_gradients import ConvergenceError
 
 pytestmark = pytest.mark.serial
 LEVELS = {"in space": 1, "interval": 4}
@@ -342,3 +343,68 @@ y = surrogate.problem.parameters.sample(2, 0)
 print(surrogate.loss(y).tolist())
 """)
     assert done.returncode == 0, done.stderr
+
+
+def sharp(kind):
+    from ufl import conditional, max_value, sign
+
+    terms = {
+        "abs": lambda u: 50 * abs(u),
+        "conditional": lambda u: conditional(gt(u, 0.01), 20.0, 1.0) * inner(grad(u), grad(u)),
+        "maximum": lambda u: max_value(u, 0.1),
+        "sign": lambda u: sign(u) * u,
+    }
+    return Problem(
+        Grid((1, 1)),
+        Equation(
+            Field("u"),
+            energy=lambda u, y, x, dx, ds: (terms[kind](u) + inner(grad(u), grad(u)) / 2 - 30 * y[0] * u) * dx,
+        ),
+        Uniform((0.5,), (1.0,)),
+    )
+
+
+@pytest.mark.parametrize("kind", ["abs", "conditional", "maximum", "sign"])
+def test_kinks_make_an_equation_nonlinear(kind):
+    """Second derivatives do not see kinks: without a look at them a wrong answer would have a bound."""
+    problem = sharp(kind)
+    density = problem.density()
+    assert not density.is_linear
+    assert density.diffusion is None
+    assert [part.element for part in density.reduced.parts] == ["P1 with values"]
+    formulation = make_formulation(Frame.from_arrays(frame_of(problem, 3), "float64"), problem)
+    y = torch.tensor([[1.0]], dtype=torch.float64)
+    try:
+        found = solve(formulation, y)
+    except ConvergenceError:
+        return  # Newton's method may fail at kinks, and says so
+    for step in (0.9, 1.1):
+        assert float(formulation.loss(step * found.w, y)) > float(formulation.loss(found.w, y))
+
+
+def test_derivatives_that_do_not_exist_are_told():
+    problem = Problem(
+        Grid((1, 1)),
+        Equation(Field("u"), energy=lambda u, y, x, dx, ds: (inner(grad(u), grad(u)) ** 0.75 - 50 * y[0] * u) * dx),
+        Uniform((0.5,), (1.0,)),
+    )
+    formulation = make_formulation(Frame.from_arrays(frame_of(problem, 2), "float64"), problem)
+    with pytest.raises(ValueError, match=r"derivative of the energy is not finite at u = 0 for y = .*: smooth it"):
+        solve(formulation, torch.tensor([[1.0]], dtype=torch.float64))
+
+
+def test_numbers_beyond_floats_are_refused_in_programs():
+    record = PROBLEMS["diffusion"]().density().record()
+    record["integrals"][0]["program"]["operations"][0] = ["mul", 10**400, ["y", 0]]
+    with pytest.raises(ValueError, match="which does not exist"):
+        Density.from_record(record)
+
+
+def test_claims_and_data_that_do_not_fit_are_refused():
+    def energy(u, y, x, dx, ds):
+        return (1 + inner(grad(u), grad(u))) ** 1.5 * dx
+
+    with pytest.raises(ValueError, match=r"monotonicity returns values of shape \(4,\); one number is expected"):
+        Problem(Grid((1, 1)), Equation(Field("u"), energy=energy, monotonicity=lambda y: y), FOUR).density()
+    with pytest.raises(ValueError, match="all fields have one: leave one of them out"):
+        Problem(square(), Equation(Field("u", dirichlet={"left": 0.0}), energy=energy), FOUR, dirichlet={"right": 0.0})

@@ -199,10 +199,10 @@ def test_nonlinear_weak_forms_have_no_matrix_for_all_w():
 
 def test_values_that_are_not_finite_are_told():
     form = formulation(weak(lambda u, v, y, x, dx, ds: (inner(grad(u), grad(v)) - v / (y[0] - y[0])) * dx), 2)
-    with pytest.raises(ValueError, match="the residual is not finite for y = "):
+    with pytest.raises(ValueError, match=r"the residual.* is not (finite|a number)"):
         form.check_data(samples(form))
-    with pytest.raises(ValueError, match="does not depend on its fields"):
-        formulation(weak(lambda u, v, y, x, dx, ds: y[0] * v * dx), 2).C(torch.ones(1, 2, dtype=torch.float64))
+    with pytest.raises(ValueError, match="no term over dx has u, which is then not determined"):
+        formulation(weak(lambda u, v, y, x, dx, ds: y[0] * v * dx), 2)
 
 
 # ---- training, commands, the catalogue
@@ -225,11 +225,13 @@ def test_runs_of_weak_forms_learn_and_say_the_dual_norm(tmp_path, precision):
     y = "0.3,-0.5,1,1,1,1,1"
     one = json.loads(call_command("query", run, "--y", y, "--json").stdout)
     assert one["dual_norm"] == pytest.approx(one["loss"] ** 0.5)
-    assert "error_bound" not in one
+    assert one["error_bound"] is None
     assert "dual norm" in call_command("query", run, "--y", y).stdout
     assert "dual norm" in call_command("query", run, "--y", y, "--y", y).stdout
-    for command in (("evaluate", run, "--norm", "energy"), ("query", run, "--y", y, "--tol", 1e-3)):
-        assert "a weak form has no error bound" in call_command(*command, expect=2).stderr
+    assert "a weak form has no error bound" in call_command("evaluate", run, "--norm", "energy", expect=2).stderr
+    said = call_command("query", run, "--y", y, "--tol", 1e-3, expect=2).stderr
+    assert "no bound: the dual norm of the residual of a weak form bounds no error" in said
+    assert "leave out --tol" in said
 
 
 @pytest.mark.parametrize("optimizer", ["soap", "ngd"])

@@ -137,7 +137,7 @@ def bound_record(surrogate: Answers, y: Floats, norm: str | None = None) -> dict
     """
     exact = surrogate.formulation
     if norm is None and not exact.norms:
-        return dict.fromkeys((*BOUND_NAMES, "norm", "against")) | _dual_norms(surrogate, y)
+        return _dual_norms(surrogate, y) or dict.fromkeys((*BOUND_NAMES, "norm", "against"))
     values, relative = [], []
     for start in range(0, len(y), CHUNK):
         part = torch.as_tensor(y[start : start + CHUNK], device=exact.frame.device)

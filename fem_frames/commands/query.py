@@ -159,6 +159,8 @@ def _answers(
     from training.answers import as_arrays, has_flux
 
     exact = surrogate.formulation
+    if parsed.tol is not None and not exact.norms:
+        raise ValueError(f"--tol {parsed.tol:g} needs error bounds: {exact.no_bound}; leave out --tol")
     if parsed.tol is None:
         values, w = surrogate.fields(samples), surrogate.coefficients(samples)
         bounds = surrogate.certify(samples, parsed.norm) if exact.norms else None

@@ -116,7 +116,7 @@ def _checked_norm(b: PETSc.Vec) -> float:
     size = float(b.norm())
     if not np.isfinite(size):
         raise NotFiniteError(
-            "the residual of the equation is not finite for the given boundary values: change the equation, or the "
-            "parameters"
+            "the residual of the equation is not finite for u = 0 inside and the given boundary values: change the "
+            "equation, or the parameters; powers of |∇u|² need a derivative at zero, as those of 1e-6 + |∇u|² have"
         )
     return size

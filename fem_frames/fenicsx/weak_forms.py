@@ -174,6 +174,10 @@ def compile_equation(equation: Equation, d: int, p: int) -> Density:
         if equation.monotonicity is not None:
             with calling("monotonicity", equation.monotonicity, "it is a function of y that returns a number"):
                 claimed = ufl.as_ufl(equation.monotonicity(y))
+            if claimed.ufl_shape:
+                raise ValueError(
+                    f"monotonicity returns values of shape {claimed.ufl_shape}; one number is expected, such as y[0]"
+                )
             of_y = Scalars(None, None, y, parts, equation, d)
             monotonicity = of_y.builder.program(of_y.of(door.lowered(claimed)))
         if not integrals:

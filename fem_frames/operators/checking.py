@@ -26,14 +26,19 @@ def is_traced(x: Tensor) -> bool:
     return torch.compiler.is_compiling() or bool(torch._C._functorch.is_functorch_wrapped_tensor(x))
 
 
-def is_watched(x: Tensor) -> bool:
-    """Whether torch traces, differentiates or maps over operations on x.
+def is_transforming() -> bool:
+    """Whether torch.func or forward differentiation is at work: results may have no memory to read then."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
-    Inside torch.func results have no memory to read, also where x itself is not transformed.
-    """
-    if is_traced(x) or torch._C._functorch.peek_interpreter_stack() is not None:
-        return True
-    return forward_ad._current_level >= 0 or (torch.is_grad_enabled() and x.requires_grad)
+
+def is_recorded(x: Tensor) -> bool:
+    """Whether torch traces or differentiates operations on x itself."""
+    return is_traced(x) or (torch.is_grad_enabled() and x.requires_grad)
+
+
+def is_watched(x: Tensor) -> bool:
+    """Whether torch traces, differentiates or maps over operations on x, or on what they are combined with."""
+    return is_recorded(x) or is_transforming()
 
 
 _UNSEEN: ContextVar[list[Tensor] | None] = ContextVar("unseen", default=None)

@@ -110,17 +110,26 @@ class Density:
     @cached_property
     def is_linear(self) -> bool:
         """Whether the equation is linear: an energy of degree two, or a weak form of degree one in the fields."""
-        return not any(
+        return not self._broken & {*self.states, *self.tests} and not any(
             {"s", "v"} & set().union(*program.letters()) for rows in self.hessians for row in rows for program in row
         )
 
     @cached_property
+    def _broken(self) -> set[tuple[str, int]]:
+        """The inputs in which an integrand may have kinks or jumps."""
+        return set().union(*(integral.program.broken() for integral in self.integrals))
+
+    @cached_property
     def is_affine(self) -> bool:
         """Whether an energy is affine in the states: then its integrals are functionals that have a vector."""
-        return not any(program.result != 0.0 for rows in self.hessians for row in rows for program in row)
+        return not self._broken & set(self.states) and not any(
+            program.result != 0.0 for rows in self.hessians for row in rows for program in row
+        )
 
     def is_linear_in_tests(self) -> bool:
         """Whether a weak form is linear in its test functions."""
+        if self._broken & set(self.tests):
+            return False
         for integral in self.integrals:
             slopes = gradient(integral.program, self.tests)
             if any("v" in letters for letters in slopes.letters()):
@@ -171,7 +180,7 @@ class Density:
 
     def _is_load(self, entry: int) -> bool:
         """Whether the entry of the state enters linearly, with a factor of x and y alone."""
-        return all(
+        return ("s", entry) not in self._broken and all(
             program.result == 0.0 for rows in self.hessians for program in (*rows[entry], *(row[entry] for row in rows))
         )
 

@@ -232,6 +232,12 @@ def equation_conditions(
     shared = () if is_mapping else make_conditions(dirichlet, dirichlet_value, {}, {})
     if is_mapping and (callable(dirichlet_value) or dirichlet_value != 0):
         raise ValueError("dirichlet has values by group, so leave dirichlet_value out")
+    nodal = [unknown for unknown in equation.fields if unknown.element != "RT0"]
+    if isinstance(dirichlet, Mapping) and dirichlet and nodal and all(f.dirichlet is not None for f in nodal):
+        raise ValueError(
+            f"dirichlet = {dict(dirichlet)!r} of the problem is for fields without their own, but all fields have one: "
+            "leave one of them out"
+        )
     found: list[Condition] = []
     for unknown in equation.fields:
         if unknown.element == "RT0":

@@ -81,9 +81,9 @@ class PointData:
 
     def _batch_last(self, function: Callable[[Array, Array], Array], y: Array) -> Any:
         """`batch_last` for these points, in compiled code where that is possible and torch does not transform y."""
-        from fem_frames.operators.checking import is_traced, is_watched
+        from fem_frames.operators.checking import is_traced, is_transforming, is_watched
 
-        if not is_traced(y):
+        if not is_traced(y) and not is_transforming():
             if function not in self._compiled:
                 self._compiled[function] = _checked_compilation(function, self.problem, self.points)
             plain = self._compiled[function]

@@ -8,6 +8,7 @@ B samples, d dimension, p parameters, m numbers in a cell's state.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,8 @@ UNARY = {
 BINARY = {"add", "sub", "mul", "div", "pow", "atan2", "minimum", "maximum", "lt", "le", "gt", "ge", "eq", "ne"}
 CLIPPED = {"at_least", "at_most"}
 """Like maximum and minimum with a constant."""
+BREAKING = {"abs", "minimum", "maximum", "lt", "le", "gt", "ge", "eq", "ne", "logical_not"} | CLIPPED
+"""Operations with kinks or jumps; where only passes on those of its condition."""
 COUNTS = dict.fromkeys(UNARY, 1) | dict.fromkeys(BINARY | CLIPPED, 2) | {"where": 3}
 """The number of arguments of each operation."""
 
@@ -62,6 +65,20 @@ class Program:
         """The inputs that operations or results use."""
         used = [*(a for operation in self.operations for a in operation.arguments), *self.results]
         return {value for value in used if isinstance(value, tuple) and value[0] != "op"}
+
+    def broken(self) -> set[tuple[str, int]]:
+        """The inputs in which the results may have kinks or jumps: second derivatives do not see these."""
+        depends: list[set[tuple[str, int]]] = []
+        found: set[tuple[str, int]] = set()
+        for operation in self.operations:
+            own: set[tuple[str, int]] = set()
+            for a in operation.arguments:
+                if isinstance(a, tuple):
+                    own |= depends[a[1]] if a[0] == "op" else {a}
+            depends.append(own)
+            if operation.name in BREAKING:
+                found |= own
+        return found
 
     def letters(self) -> list[set[str]]:
         """For each result the letters of the inputs that it depends on."""
@@ -106,7 +123,7 @@ def _written(value: Value) -> Any:
 
 
 def _read(given: Any, sizes: Mapping[str, int], done: int) -> Value:
-    if type(given) in (int, float) and math.isfinite(given):
+    if type(given) in (int, float) and abs(given) <= sys.float_info.max:  # NaN fails too
         return float(given)
     if isinstance(given, list) and [type(part) for part in given] == [str, int]:
         letter, number = given

@@ -128,7 +128,8 @@ def _from_residual(formulation: Formulation, w: Tensor, y: Tensor) -> Tensor:
     load, least = formulation.load(y), formulation.monotonicity(y)
     # Near the solution the residual is rounding, which M need not see.
     norm = dual_norm_bound(formulation, formulation.residual(w, y), y, 1e-20 * dot(load, load))
-    return torch.where(least > 0, norm / least, torch.inf)
+    # A residual that is not a number, as where a derivative does not exist, bounds nothing.
+    return torch.where((least > 0) & ~norm.isnan(), norm / least, torch.inf)
 
 
 def dual_norm_bound(formulation: Formulation, r: Tensor, y: Tensor, rounding: Tensor | float = 0.0) -> Tensor:

@@ -23,7 +23,7 @@ from fem_frames.frame.graph_order import reordered
 from fem_frames.frame.graphs import Graph, GraphHierarchy, GraphLevel
 from fem_frames.frame.sparse import SparseMatrix
 from fem_frames.mesh.geometry import Ints
-from fem_frames.operators.checking import is_watched
+from fem_frames.operators.checking import is_recorded
 from fem_frames.operators.linear import RowOperator, batch_last
 from fem_frames.solvers.cycle_plans import Chebyshev, Cycle, Plan
 from fem_frames.solvers.sample_multigrid import INDEFINITE, SampleMultigrid, relative_estimate
@@ -309,7 +309,7 @@ class CompiledMultigrid(SampleMultigrid):
     def _check(self, *vectors: Tensor) -> None:
         shape = (self.levels.size, self.samples)
         for v in vectors:  # the compiled code reads memory without looking
-            if is_watched(v):
+            if is_recorded(v):
                 raise ValueError("compiled cycles record no gradients: use Multigrid.recorded(y) instead of at(y)")
             if v.shape != shape or v.dtype != self.dtype or not v.is_contiguous() or v.device.type != "cpu":
                 raise ValueError(

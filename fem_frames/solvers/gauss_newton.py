@@ -17,6 +17,7 @@ from fem_frames.operators.checking import unchecked
 from fem_frames.operators.linear import dot
 from fem_frames.problem.parameters import numbers
 from fem_frames.solvers.conjugate_gradients import ConvergenceError, conjugate_gradients
+from fem_frames.solvers.newton import check_slope
 from fem_frames.solvers.solution import Solution
 
 MOST_STEPS = 60
@@ -33,6 +34,7 @@ def gauss_newton(formulation: Formulation, y: Tensor, tol: float, max_iterations
     """
     w = torch.zeros(len(y), formulation.frame.frame_size, dtype=formulation.frame.dtype, device=y.device)
     loss, slope = formulation.loss_and_residual(w, y)
+    check_slope(slope, y, "the weak form", "u = 0")
     first = loss.sqrt()
     iterations = torch.zeros(len(y), dtype=torch.int64, device=y.device)
     idle, relative, steps = torch.zeros_like(iterations), _relative(loss, first), 0

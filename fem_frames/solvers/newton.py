@@ -19,6 +19,8 @@ from fem_frames.formulations.formulation import Formulation
 from fem_frames.operators.checking import unchecked
 from fem_frames.operators.linear import dot
 from fem_frames.problem.definition import whole_number
+from fem_frames.problem.evaluation import NotFiniteError
+from fem_frames.problem.parameters import numbers
 from fem_frames.solvers.conjugate_gradients import ConvergenceError
 from fem_frames.solvers.multigrid import trusts_multigrid
 from fem_frames.solvers.sample_multigrid import INDEFINITE
@@ -98,6 +100,17 @@ def newton(
     return reached()
 
 
+def check_slope(residual: Tensor, y: Tensor, what: str, where: str) -> None:
+    """Raises a NotFiniteError where a derivative does not exist at the first w, as that of |∇u| at 0."""
+    wrong = ~torch.isfinite(residual).all(1)
+    if wrong.any():
+        sample = int(wrong.nonzero()[0, 0])
+        raise NotFiniteError(
+            f"the derivative of {what} is not finite at {where} for y = {numbers(y[sample].tolist())}: smooth it, such "
+            "as (1e-6 + inner(grad(u), grad(u)))**p for a power p of |∇u|²"
+        )
+
+
 class _State:
     """Where all samples are: w, their losses and residuals, in the precision of the refinement."""
 
@@ -107,6 +120,7 @@ class _State:
         self._rounding = rounding_of_load(exact, y, load)
         self.w = torch.zeros_like(load) if start is None else start.to(load).expand(len(y), -1).clone()
         self.loss, self.residual = exact.loss_and_residual(self.w, y)
+        check_slope(self.residual, y, "the energy", "u" if start is not None else "u = 0")
         size = dot(load, load).sqrt()
         self._size = torch.where(size > 0, size, dot(self.residual, self.residual).sqrt())
         self._first = self.loss.clone()

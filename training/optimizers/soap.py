@@ -106,7 +106,10 @@ class SOAP(torch.optim.Optimizer):
     def _find_bases(self, state: dict[str, Any]) -> None:
         for _, statistics, basis in self._sides(state):
             # On the CPU: this happens only in the first step, and devices are slow with many small matrices.
-            vectors = torch.linalg.eigh(_wide(statistics).cpu()).eigenvectors
+            wide = _wide(statistics).cpu()
+            if not torch.isfinite(wide).all():  # squares overflow: the step will not be finite either
+                wide = torch.eye(wide.shape[-1], dtype=wide.dtype).expand_as(wide)
+            vectors = torch.linalg.eigh(wide).eigenvectors
             basis.copy_(vectors.flip(-1))  # the largest eigenvalue first
 
     def _improve_bases(self, state: dict[str, Any]) -> None:
