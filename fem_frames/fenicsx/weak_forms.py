@@ -30,7 +30,10 @@ HINTS = (
     (("'form'",), "end every term with * dx or * ds"),
     (("in a python context",), "write conditional(gt(a, b), c, d) in place of if"),
     (("ufunc", "must be tensor", "__float__"), "take functions such as exp from ufl"),
-    (("math domain", "expected a positive", "expected a nonnegative"), "roots and logarithms of negative numbers do not exist"),
+    (
+        ("math domain", "expected a positive", "expected a nonnegative"),
+        "roots and logarithms of negative numbers do not exist",
+    ),
     (
         ("shape", "rank", "scalar", "free ind"),
         "numbers and vectors do not fit: {sizes}; use inner, dot, tr, or components",
