@@ -24,8 +24,9 @@ class FrameNet(nn.Module, ABC):
     """Maps y (B, p) to frame coefficients (B, Nhat).
 
     `box` maps y to [-1, 1]^p first. `level_decay` s scales the coefficients of level j by 2^(-s j): coefficients of
-    smooth solutions decay with the level, but the steps of Adam do not. The paper has s = 0. `depths` are other numbers
-    than first_level, first_level + 1, … for this purpose, such as `FrameArrays.level_depths`.
+    smooth solutions decay with the level, but the steps of Adam do not. The paper's text, hats normalised in H1, is
+    s = 0; the 2^-j that it prints for its example in 1D is s = 1/2. `depths` are other numbers than first_level,
+    first_level + 1, … for this purpose, such as `FrameArrays.level_depths`.
     """
 
     decay: Tensor

@@ -11,13 +11,17 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from processes import start_program
 from small_runs import call_command, result_of, run_command
 
+from fem_frames import Frame, MeshHierarchy, export_frame, make_problem
 from fem_frames.commands import tables as tables_command
 from nets import NETS
 from training.configuration import Configuration
+from training.description import describe_net
 from training.experiments.cells import Cell, State
 from training.experiments.overview import Overview, duration, expected_seconds
 from training.experiments.paper import TABLE_1, TABLE_2, TABLE_3
@@ -288,13 +292,63 @@ def test_an_experiment_that_is_killed_leaves_its_runs_and_the_next_one_waits_for
 def test_a_folder_belongs_to_one_preset(tmp_path):
     claim(tmp_path / "a", "cpu")
     claim(tmp_path / "a", "cpu")
-    assert preset_of(tmp_path / "a") == "cpu"
+    assert preset_of(tmp_path / "a").name == "cpu"
     with pytest.raises(ValueError, match="holds cells of the preset cpu: choose another --out for quick"):
         claim(tmp_path / "a", "quick")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "file").touch()
     with pytest.raises(ValueError, match="holds no experiment"):
         claim(tmp_path / "mine", "quick")
+
+
+def test_a_folder_belongs_to_one_scaling(tmp_path):
+    assert claim(tmp_path / "new", "cpu").scaling == "printed"
+    assert claim(tmp_path / "a", "cpu", "normalised").scaling == "normalised"
+    assert claim(tmp_path / "a", "cpu").scaling == preset_of(tmp_path / "a").scaling == "normalised"
+    with pytest.raises(ValueError, match="holds cells with normalised hats: choose another --out for printed ones"):
+        claim(tmp_path / "a", "cpu", "printed")
+    with pytest.raises(ValueError, match="--scaling is for the paper's tables"):
+        claim(tmp_path / "b", "best", "printed")
+    assert not (tmp_path / "b").exists()
+    (tmp_path / "earlier").mkdir()
+    (tmp_path / "earlier" / "experiment.json").write_text('{"preset": "cpu"}')
+    assert preset_of(tmp_path / "earlier").scaling == "normalised"
+    for wrong in ('"large"', "3", "null", "[]"):
+        (tmp_path / "earlier" / "experiment.json").write_text(f'{{"preset": "cpu", "scaling": {wrong}}}')
+        with pytest.raises(ValueError, match="which this fem-frames does not have"):
+            preset_of(tmp_path / "earlier")
+
+
+def test_scalings_differ_in_the_decay_of_frame_coefficients_and_at_most_in_steps():
+    for name in ("quick", "cpu", "paper"):
+        printed, normalised = (
+            {c.name: c.resolved.record() for c in PRESETS[name].scaled(scaling).cells(Path("x"))}
+            for scaling in ("printed", "normalised")
+        )
+        for cell, ours in printed.items():
+            theirs = normalised[cell]
+            assert (ours["level_decay"], theirs["level_decay"]) == (0.0 if "-nodal-" in cell else 0.5, 0.0)
+            free = {"level_decay", "steps_per_epoch", "period", "evaluate_every", "checkpoint_every", "log_every"}
+            assert {k for k in ours if ours[k] != theirs[k]} <= free
+
+
+@pytest.mark.parametrize(("scaling", "power"), [("printed", 1.0), ("normalised", 0.5)])
+def test_hats_of_the_example_are_scaled_as_the_paper_prints_or_says(scaling, power):
+    c = PRESETS["quick"].scaled(scaling).configuration("adam", "stable", "float64").resolved()
+    problem = make_problem(c.problem)
+    arrays = export_frame(MeshHierarchy.from_problem(problem, c.levels), problem, "least-squares")
+    net = describe_net(c, problem).build(arrays, torch.device("cpu"), 0)
+    heights = (Frame.from_arrays(arrays, "float64").H.to_dense() * net.decay.T).abs().amax(0)
+    levels = torch.cat(
+        [torch.repeat_interleave(torch.arange(len(s)), torch.tensor(s)) for s in arrays.level_sizes.values()]
+    )
+    for own in (
+        torch.arange(len(levels)) < sum(arrays.level_sizes["u"]),
+        torch.arange(len(levels)) >= sum(arrays.level_sizes["u"]),
+    ):
+        tops = [heights[own & (levels == j)].max() for j in range(2, c.levels)]
+        slope = np.polyfit(range(len(tops)), np.log2(tops), 1)[0]
+        assert slope == pytest.approx(-power, abs=0.01)
 
 
 # ---- how long it takes
@@ -339,7 +393,7 @@ def test_tables_runs_and_reports_from_the_command_line(tmp_path):
     record = json.loads(call_command("report", out, "--cells", "*-lbfgs-stable-*", "--no-figures", "--json").stdout)
     assert (record["cells"], record["complete"]) == (3, 1)
     page = (out / "report" / "report.md").read_text()
-    assert "--preset quick --cells '*-lbfgs-stable-*'`" in page
+    assert "--preset quick --scaling printed --cells '*-lbfgs-stable-*'`" in page
     assert ("## Table 2" in page, "## Table 1" in page, "- L-BFGS: 40 epochs" in page, "Adam:" in page) == (1, 0, 1, 0)
 
 

@@ -12,6 +12,7 @@ from small_runs import call_command, result_of, run_command
 from test_experiments import SMALL, small_cells
 
 from fem_frames import MeshHierarchy, export_frame, make_problem
+from training.experiments.beside import beside, draw_beside
 from training.experiments.comparison import write_comparison
 from training.experiments.earlier_reports import fill_in, read_report
 from training.experiments.figures import draw_figures
@@ -90,6 +91,52 @@ def test_nets_are_evaluated_on_new_samples_as_the_command_does_it(experiment):
     assert fresh["full-adam-bpx-float32"]["loss"] == pytest.approx(told["loss"], rel=1e-12)
     rows = [row for table in collect(out, preset, fresh)["tables"] for row in table["rows"]]
     assert sum(row["fresh"] is not None for row in rows) == 4  # one cell is in two tables
+
+
+def test_a_report_from_before_scalings_is_one_of_normalised_hats(experiment, tmp_path):
+    _, out = experiment
+    report = collect(out, PRESETS["quick"].scaled("normalised"))
+    earlier = {key: value for key, value in report.items() if key != "scaling"}
+    earlier["protocol"] = [line for line in report["protocol"] if "hats" not in line]
+    (tmp_path / "report.json").write_text(json.dumps(earlier))
+    found = read_report(tmp_path / "report.json")
+    assert (found["scaling"], found["protocol"]) == ("normalised", report["protocol"])
+
+
+def test_both_scalings_stand_beside_the_paper(experiment, tmp_path):
+    preset, out = experiment
+    report, other = collect(out, preset), collect(out, preset.scaled("normalised"))
+    with pytest.raises(ValueError, match="has printed hats too: give a report with the other scaling"):
+        beside(report, report, "other.json")
+    with pytest.raises(ValueError, match=r"other.json is of the preset cpu, this experiment of quick"):
+        beside(report, {**other, "preset": "cpu"}, "other.json")
+    rows = {row["cell"]: row for table in report["tables"] for row in table["rows"]}
+    for table in other["tables"]:
+        for row in table["rows"]:
+            if row["cell"] == "full-adam-stable-float32":
+                row["loss"], row["mre"] = 2.5 * row["paper"]["loss"], 3.5 * row["paper"]["mre"]
+    report["beside"] = beside(report, other, "other.json")
+    report["figures"] = draw_beside(report, tmp_path)
+    write_report(report, tmp_path)
+    page = (tmp_path / "report.md").read_text()
+    row = rows["full-adam-stable-float32"]
+    ours, paper = row["loss"], row["paper"]["loss"]
+    assert f"| 1.20e-06 | {ours:.2e}, {ours / paper:.2g} | **3.00e-06, 2.5** |" in page
+    assert f"| {3.5 * row['paper']['mre']:.2e}, 3.5 |" in page  # outside of the factor, so not bold
+    assert "normalised 1 of 3 cells with values" in page
+    missing = sum(row["paper"] is not None and row["loss"] is None for row in rows.values())
+    assert f"{missing} cells with printed hats have no value" in page
+    assert page.count("beside.png") == 1
+    assert (tmp_path / "beside.png").exists()
+    assert read_report(tmp_path / "report.json") == json.loads((tmp_path / "report.json").read_text())
+
+
+def test_cells_without_a_frame_serve_both_scalings(tmp_path):
+    """Where they have equally many steps, which those of SGD and Adam have not."""
+    normalised = read_report(ROOT / "docs" / "results" / "cpu" / "report.json")
+    joined = fill_in(collect(tmp_path, PRESETS["cpu"]), normalised, "normalised.json")
+    expected = {f"full-{name}-nodal-float{bits}" for name in ("lbfgs", "ngd") for bits in (32, 64)}
+    assert set(joined["added"]) == expected
 
 
 def test_the_pages_in_docs_say_what_their_json_says(tmp_path):
@@ -189,7 +236,7 @@ def test_reports_that_do_not_fit_together_are_not_joined(experiment, tmp_path, m
     ("change", "message"),
     [
         (lambda r: [r], "it is no JSON object"),
-        (lambda r: {**r, "preset": "mine"}, "does not know its preset or protocol"),
+        (lambda r: {**r, "preset": "mine"}, "does not know its preset, scaling or protocol"),
         (lambda r: {**r, "tables": None}, "cannot be read as a report"),
         (lambda r: {**r, "curves": {}}, "it has no 'full-"),
         (lambda r: {**r, "curves": {**r["curves"], "full-adam-nodal-float32": ["abc"]}}, "cannot be read as a report"),

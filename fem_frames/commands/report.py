@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,12 @@ def add(subparsers: Any) -> None:
         metavar="REPORT.json",
         help="take incomplete cells from this report, made earlier or on another machine",
     )
+    parser.add_argument(
+        "--beside",
+        type=Path,
+        metavar="REPORT.json",
+        help="a report with the other scaling of the hats: compare the paper, this and that cell by cell",
+    )
     declare_cells(parser)
     parser.add_argument("--no-figures", action="store_true", help="Markdown and JSON only; needs no matplotlib")
 
@@ -51,8 +58,8 @@ def run(parsed: argparse.Namespace) -> None:
         raise ValueError(f"there is no folder {parsed.experiment}: give the one that was --out of `fem-frames tables`")
     if parsed.fresh_seed is not None and (parsed.fresh_seed < 0 or not from_runs):
         raise ValueError("--fresh-seed is not negative, and goes with the folder of an experiment")
-    if (parsed.cells != "*" or parsed.add) and not from_runs:
-        raise ValueError("--cells and --add are about runs: give the folder of an experiment")
+    if (parsed.cells != "*" or parsed.add or parsed.beside) and not from_runs:
+        raise ValueError("--cells, --add and --beside are about runs: give the folder of an experiment")
     if from_runs:
         refuse_links(parsed.experiment, deep=False)
         refuse_links(parsed.experiment / "report")
@@ -81,18 +88,19 @@ def run(parsed: argparse.Namespace) -> None:
 
 def _collect(parsed: argparse.Namespace) -> dict[str, Any]:
     """The report of a folder, with the additions of `--add` and `--fresh-seed`."""
+    from training.experiments.beside import beside
     from training.experiments.earlier_reports import fill_in, read_report
     from training.experiments.report import collect
 
-    others = {path: read_report(path) for path in parsed.add}
-    for path, other in others.items():
-        if "problems" in other:
-            raise ValueError(f"--add {path}: that is a comparison, not the report of an experiment")
+    others = {path: _experiment_report(path, "--add", read_report) for path in parsed.add}
+    compared = None if parsed.beside is None else _experiment_report(parsed.beside, "--beside", read_report)
 
     def filled(fresh: dict[str, Any] | None) -> dict[str, Any]:
         report = collect(parsed.experiment, fresh=fresh, cells=parsed.cells)
         for path, other in others.items():
             report = fill_in(report, other, str(path))
+        if compared is not None:
+            report["beside"] = beside(report, compared, str(parsed.beside))
         return report
 
     if parsed.fresh_seed is None:
@@ -100,6 +108,13 @@ def _collect(parsed: argparse.Namespace) -> dict[str, Any]:
     cells = _cells(parsed)
     filled({cell.name: {"seed": parsed.fresh_seed} for cell in cells})  # finds misfits before the work
     return filled(_evaluate(cells, parsed.fresh_seed))
+
+
+def _experiment_report(path: Path, option: str, read: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    report = read(path)
+    if "problems" in report:
+        raise ValueError(f"{option} {path}: that is a comparison, not the report of an experiment")
+    return report
 
 
 def _write_comparison(parsed: argparse.Namespace, record: dict[str, Any], out: Path) -> None:
@@ -118,10 +133,9 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _cells(parsed: argparse.Namespace) -> list[Any]:
-    from training.experiments.protocol import PRESETS
     from training.experiments.runner import preset_of
 
-    return PRESETS[preset_of(parsed.experiment)].cells(parsed.experiment, cells=parsed.cells)
+    return preset_of(parsed.experiment).cells(parsed.experiment, cells=parsed.cells)
 
 
 def _evaluate(cells: list[Any], seed: int) -> dict[str, Any]:
@@ -133,16 +147,20 @@ def _evaluate(cells: list[Any], seed: int) -> dict[str, Any]:
 
 def _draw(report: dict[str, Any], experiment: Path | None, out: Path) -> dict[str, str]:
     """Draws all pictures into the folder; their captions by file name."""
+    from training.experiments.beside import draw_beside
     from training.experiments.figures import SAMPLES, draw_figures, draw_initialisation
 
     captions = draw_figures(report, out)
+    if report.get("beside"):
+        captions |= draw_beside(report, out)
     caption = "Nets with random weights, with and without frame"
     if experiment is not None and report["preset"] != "best":
         from training.experiments.initialisation import frame_of_cells, random_functions
-        from training.experiments.protocol import PRESETS
+        from training.experiments.runner import preset_of
 
         arrays = frame_of_cells(experiment)
         if arrays is not None:
-            values = random_functions(arrays, PRESETS[report["preset"]].base, SAMPLES)
+            configuration = preset_of(experiment).configuration("adam", "stable", "float64")
+            values = random_functions(arrays, configuration, SAMPLES)
             draw_initialisation(values, arrays.points[:, 0], out / INITIALISATION)
     return captions | ({INITIALISATION: caption} if (out / INITIALISATION).exists() else {})

@@ -10,6 +10,7 @@ from typing import Any
 from fem_frames.commands.shared import declare, declare_cells, show, show_rows
 
 PRESETS = ("quick", "cpu", "paper", "best")
+SCALINGS = ("printed", "normalised")
 
 
 def add(subparsers: Any) -> None:
@@ -26,6 +27,12 @@ def add(subparsers: Any) -> None:
         "--table", default="all", help="1, 2, 3 or all; preset best: best, ablation, levels, start or all"
     )
     parser.add_argument("--preset", choices=PRESETS, required=True, help="size of the experiment")
+    parser.add_argument(
+        "--scaling",
+        choices=SCALINGS,
+        help="of the hats in the paper's tables: 2^-j as its example prints them, or normalised in H1 as its text "
+        "says; default: that of the folder, or printed",
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the experiment")
     parser.add_argument(
         "--workers", type=int, metavar="N", help="runs at a time; default: one per core, or one on a GPU"
@@ -43,13 +50,14 @@ def run(parsed: argparse.Namespace) -> None:
     workers = _default_workers() if parsed.workers is None else parsed.workers
     if not 1 <= workers <= 1024:
         raise ValueError(f"--workers is {workers}: at least one run at a time is needed")
-    chosen = KNOWN[parsed.preset].cells(parsed.out, parsed.table, parsed.cells)
+    preset = KNOWN[parsed.preset].scaled(parsed.scaling)
+    preset.tables(parsed.table, parsed.cells)  # wrong names are refused before a folder is made
+    if not parsed.list or (parsed.out.is_dir() and any(parsed.out.iterdir())):
+        preset = claim(parsed.out, parsed.preset, parsed.scaling)
+    chosen = preset.cells(parsed.out, parsed.table, parsed.cells)
     if parsed.list:
-        if parsed.out.is_dir() and any(parsed.out.iterdir()):
-            claim(parsed.out, parsed.preset)
         _list(chosen, parsed.json)
         return
-    claim(parsed.out, parsed.preset)
     begin = time.monotonic()
     outcomes = run_cells(chosen, workers, Overview(chosen, workers, not parsed.quiet))
     record: dict[str, Any] = {

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fem_frames.files import written_whole
+from training.experiments.markdown import markdown_row, short
 from training.experiments.overview import duration
-from training.experiments.report import markdown_row, short
 
 PAGE, PICTURE = "comparison.md", "comparison.png"
 COMMAND = "python demos/demo_comparison.py --run QUARTERS --run INCLUSION --out FOLDER"

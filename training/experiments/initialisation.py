@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -30,9 +29,9 @@ def random_functions(
     problem = recorded_problem(arrays.record)
     y = problem.parameters.sample(1, seed)
     found = {}
-    for text, loss in (("with frame", "stable"), ("without frame", "nodal")):
-        choice: dict[str, Any] = {"loss": loss, "precision": "float64"}
-        c = replace(configuration, **choice).resolved()
+    nodal = replace(configuration, loss="nodal", level_decay=0.0)
+    for text, chosen in (("with frame", replace(configuration, loss="stable")), ("without frame", nodal)):
+        c = replace(chosen, precision="float64").resolved()
         description = describe_net(c, problem)
         fields: dict[str, list[Floats]] = {f.name: [] for f in arrays.fields}
         for number in range(samples):

@@ -7,23 +7,26 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fem_frames.files import written_whole
+from training.experiments.beside import PICTURE as BESIDE
+from training.experiments.beside import beside_lines
 from training.experiments.cells import Cell
+from training.experiments.markdown import markdown_row, short
 from training.experiments.overview import duration
 from training.experiments.protocol import (
     ABLATION,
     OPTIMIZERS,
     PAPER_LEVELS,
-    PRESETS,
     SINGLE_LEVELS,
     WORDS,
     Preset,
     Row,
+    Scaling,
 )
 from training.experiments.runner import preset_of
 from training.recipes import best
@@ -34,6 +37,12 @@ POINTS = 200  # at most, per curve
 EXCESSES = (1e-3, 1e-4, 1e-5, 1e-6)
 """The report counts the steps until the test loss is this much above its floor."""
 
+SCALING_LINES: dict[Scaling, str] = {
+    "printed": "hats of level j are scaled by 2^-j, as the paper prints them: those normalised in H1 times 2^(-j/2)",
+    "normalised": "hats are normalised in H1, as the paper's text says",
+}
+"""Lines of the protocol; reports without a scaling lack theirs."""
+
 
 def collect(
     out: Path, preset: Preset | None = None, fresh: Mapping[str, Any] | None = None, cells: str = "*"
@@ -42,7 +51,7 @@ def collect(
 
     `fresh` has metrics on new samples by cell; `cells` is a pattern for their names.
     """
-    preset = preset or PRESETS[preset_of(out)]
+    preset = preset or preset_of(out)
     tables, curves, circumstances, optimizers = [], {}, set(), set()
     for table in preset.tables(cells=cells):
         rows = []
@@ -58,6 +67,7 @@ def collect(
         tables.append({"name": table.name, "title": table.title, "columns": list(table.columns), "rows": rows})
     return {
         "preset": preset.name,
+        "scaling": preset.scaling,
         "text": preset.text,
         "cells": cells,
         "protocol": protocol_lines(preset, optimizers),
@@ -76,6 +86,8 @@ def protocol_lines(preset: Preset, optimizers: Container[str] = OPTIMIZERS) -> l
         f"problem {base.problem}, {base.formulation}, J = {base.levels}; test set of {base.test_samples} samples, seed "
         f"{base.test_seed}; seed of nets and samples {base.seed}, where a table does not say otherwise"
     ]
+    if preset.scaling is not None:
+        lines.append(SCALING_LINES[preset.scaling])
     for group in (("sgd", "adam"), ("lbfgs",), ("ngd",)):
         names = [name for name in group if name in preset.optimizers and name in optimizers]
         if names:
@@ -173,6 +185,8 @@ def _page(report: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     chosen = report.get("cells", "*")
     command = f"fem-frames tables --table all --preset {report['preset']}"
+    if report["scaling"] is not None:
+        command += f" --scaling {report['scaling']}"
     if chosen != "*":
         command += f" --cells '{chosen}'"
     yield f"Written by `fem-frames report` from the runs of `{command}`."
@@ -196,9 +210,15 @@ def _page(report: Mapping[str, Any]) -> Iterator[str]:
             if name.startswith(f"table-{table['name']}"):
                 yield ""
                 yield f"![{caption}]({name})"
+    if report.get("beside"):
+        yield ""
+        yield from beside_lines(report)
+        if BESIDE in figures:
+            yield ""
+            yield f"![{figures[BESIDE]}]({BESIDE})"
     yield from _ratio_lines(cells)
     for name, caption in figures.items():
-        if not name.startswith("table-"):
+        if name != BESIDE and not name.startswith("table-"):
             yield ""
             yield f"## {caption}"
             yield ""
@@ -291,12 +311,3 @@ def _ratio_lines(cells: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     yield markdown_row(["optimizer", "precision", "bpx", "paper", "stable", "paper"])
     yield markdown_row(["---"] * 6)
     yield from map(markdown_row, found)
-
-
-def markdown_row(entries: Sequence[Any]) -> str:
-    return "| " + " | ".join(map(str, entries)) + " |"
-
-
-def short(value: float | None) -> str:
-    """Three digits, as the paper prints them."""
-    return "–" if value is None else f"{value:.2e}"

@@ -21,7 +21,7 @@ from fem_frames.files import check_file, check_writable, is_there, refuse_links,
 from fem_frames.problem.loading import is_file
 from training.experiments.cells import Cell
 from training.experiments.overview import Overview
-from training.experiments.protocol import PRESETS
+from training.experiments.protocol import BEFORE_SCALINGS, PRESETS, Preset, Scaling, known_preset
 from training.run import store
 from training.run.signals import StopSignals
 
@@ -39,34 +39,43 @@ class CellOutcomes:
     """Each with the last message of its run."""
 
 
-def claim(out: Path, preset: str) -> None:
-    """Creates the folder of an experiment, or checks that it holds one with the same preset."""
+def claim(out: Path, preset: str, scaling: Scaling | None = None) -> Preset:
+    """Creates the folder of an experiment, or checks that it holds one with the same preset and scaling.
+
+    Without a scaling it is that of the folder, or the preset's default in a new one.
+    """
+    wanted = PRESETS[preset].scaled(scaling)
     there = is_there(out)
     if there and not out.is_dir():
         raise ValueError(f"{out} is a file: give a folder as --out")
     refuse_links(out, deep=False)
     if there and any(not entry.name.endswith(".part") for entry in out.iterdir()):
         found = preset_of(out)
-        if found != preset:
-            raise ValueError(f"{out} holds cells of the preset {found}: choose another --out for {preset}")
-        return
+        if found.name != preset:
+            raise ValueError(f"{out} holds cells of the preset {found.name}: choose another --out for {preset}")
+        if scaling is not None and found.scaling != scaling:
+            raise ValueError(f"{out} holds cells with {found.scaling} hats: choose another --out for {scaling} ones")
+        return found
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"cannot write to {out}: {error.strerror or error}") from error
     with written_whole(out / MARK) as file:
-        file.write(json.dumps({"preset": preset}).encode())
+        file.write(json.dumps({"preset": preset, "scaling": wanted.scaling}).encode())
+    return wanted
 
 
-def preset_of(out: Path) -> str:
-    """The preset with which the experiment in this folder was started."""
+def preset_of(out: Path) -> Preset:
+    """The preset and scaling with which the experiment in this folder was started."""
     try:
-        preset = str(json.loads(check_file(out / MARK).read_text())["preset"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        record = json.loads(check_file(out / MARK).read_text())
+        name, scaling = str(record["preset"]), record.get("scaling", BEFORE_SCALINGS)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ValueError(f"{out} holds no experiment of `fem-frames tables`: there is no {MARK} in it") from None
-    if preset not in PRESETS:
-        raise ValueError(f"{out / MARK} names the preset {preset}, which this fem-frames does not have")
-    return preset
+    found = known_preset(name, scaling)
+    if found is None:
+        raise ValueError(f"{out / MARK} names the preset {name}, which this fem-frames does not have")
+    return found
 
 
 def run_cells(cells: Sequence[Cell], workers: int, overview: Overview) -> CellOutcomes:
