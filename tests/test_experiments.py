@@ -25,7 +25,8 @@ from training.description import describe_net
 from training.experiments.cells import Cell, State
 from training.experiments.overview import Overview, duration, expected_seconds
 from training.experiments.paper import TABLE_1, TABLE_2, TABLE_3
-from training.experiments.protocol import PRESETS, WORDS
+from training.experiments.presets import WORDS
+from training.experiments.protocol import PRESETS
 from training.experiments.runner import claim, preset_of, run_cells
 from training.losses import LOSSES
 from training.optimizers.steppers import LINE_SEARCH
@@ -115,6 +116,12 @@ def test_the_best_preset_keeps_the_papers_nets():
     for row in PRESETS["best"].tables("best")[0].rows:
         c = row.configuration.resolved()
         assert (c.levels, c.rank, c.blocks, c.test_samples) == (10, 8, NETS[c.net].default_blocks, 1000)
+
+
+def test_the_scaling_preset_changes_only_what_its_tables_say():
+    for table, free in (("steps", {"optimizer", "steps_per_epoch"}), ("decay", {"optimizer", "rate", "level_decay"})):
+        records = [row.configuration.resolved().record() for row in PRESETS["scaling"].tables(table)[0].rows]
+        assert {key for record in records for key in record if record[key] != records[0][key]} == free
 
 
 def test_unknown_tables_are_refused():

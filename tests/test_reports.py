@@ -18,7 +18,8 @@ from training.experiments.earlier_reports import fill_in, read_report
 from training.experiments.figures import draw_figures
 from training.experiments.initialisation import random_functions
 from training.experiments.new_samples import evaluate_new_samples
-from training.experiments.protocol import PRESETS, Row, Table
+from training.experiments.presets import Row, Table
+from training.experiments.protocol import PRESETS
 from training.experiments.report import collect, write_report
 from training.experiments.runner import claim
 from training.run.trainer import TrainingError, train

@@ -154,7 +154,7 @@ def _draw(report: dict[str, Any], experiment: Path | None, out: Path) -> dict[st
     if report.get("beside"):
         captions |= draw_beside(report, out)
     caption = "Nets with random weights, with and without frame"
-    if experiment is not None and report["preset"] != "best":
+    if experiment is not None and report["scaling"] is not None:
         from training.experiments.initialisation import frame_of_cells, random_functions
         from training.experiments.runner import preset_of
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from fem_frames.commands.shared import declare, declare_cells, show, show_rows
 
-PRESETS = ("quick", "cpu", "paper", "best")
+PRESETS = ("quick", "cpu", "paper", "best", "scaling")
 SCALINGS = ("printed", "normalised")
 
 
@@ -21,10 +21,13 @@ def add(subparsers: Any) -> None:
         "Trains all cells of the paper's tables, one run each, several at once. It skips complete cells and continues "
         "unfinished ones: the same command again finishes an experiment that was stopped. Presets: quick (small J, a "
         "quarter of an hour), cpu (J = 10, hours), paper (6000 epochs for all, days), best (beyond the paper: the best "
-        "recipe, its ablation, J = 4 to 12, and nets with prolongations that start later).",
+        "recipe, its ablation, J = 4 to 12, and nets with prolongations that start later), scaling (what the scaling of the "
+        "hats does, and the steps per epoch that fit the paper).",
     )
     parser.add_argument(
-        "--table", default="all", help="1, 2, 3 or all; preset best: best, ablation, levels, start or all"
+        "--table",
+        default="all",
+        help="1, 2, 3 or all; preset best: best, ablation, levels, start or all; preset scaling: steps, decay or all",
     )
     parser.add_argument("--preset", choices=PRESETS, required=True, help="size of the experiment")
     parser.add_argument(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +17,10 @@ from training.experiments.beside import beside_lines
 from training.experiments.cells import Cell
 from training.experiments.markdown import markdown_row, short
 from training.experiments.overview import duration
-from training.experiments.protocol import (
-    ABLATION,
-    OPTIMIZERS,
-    PAPER_LEVELS,
-    SINGLE_LEVELS,
-    WORDS,
-    Preset,
-    Row,
-    Scaling,
-)
+from training.experiments.paper_tables import OPTIMIZERS
+from training.experiments.presets import WORDS, Preset, Row, Scaling
+from training.experiments.protocol import PAPER_LEVELS
 from training.experiments.runner import preset_of
-from training.recipes import best
 from training.run import store
 
 REPORT, PAGE = "report.json", "report.md"
@@ -99,12 +90,7 @@ def protocol_lines(preset: Preset, optimizers: Container[str] = OPTIMIZERS) -> l
             )
             rate = f"; rate {c.rate:g} at first" if c.sampling == "fresh" else ""
             lines.append(f"{words}: {c.epochs} epochs, in each {steps}{rate}")
-    if not preset.optimizers:
-        recipe = {**best(), "batch": replace(base, **best()).resolved().batch}
-        lines.append("recipe, unless a table says otherwise: " + ", ".join(f"{k} {v}" for k, v in recipe.items()))
-        rates = f"{SINGLE_LEVELS['separate-frame']['rate']:g}, of Adam {ABLATION['Adam']['rate']:g}"
-        lines.append(f"first rate of nets with prolongations {rates}")
-        lines.append("in float16 the net runs in half; master weights and the optimizer are in float32 (mixed)")
+    lines += preset.lines(base)
     inputs = "mapped to [-1, 1] by the box of the parameters" if base.map_inputs else "y as they are"
     lines.append(f"inputs of nets are {inputs}")
     lines.append("SGD, Adam and SOAP: the rate falls by half a cosine in five sixths of the epochs, then stays")

@@ -21,7 +21,8 @@ from fem_frames.files import check_file, check_writable, is_there, refuse_links,
 from fem_frames.problem.loading import is_file
 from training.experiments.cells import Cell
 from training.experiments.overview import Overview
-from training.experiments.protocol import BEFORE_SCALINGS, PRESETS, Preset, Scaling, known_preset
+from training.experiments.presets import Preset, Scaling
+from training.experiments.protocol import BEFORE_SCALINGS, PRESETS, known_preset
 from training.run import store
 from training.run.signals import StopSignals
 
