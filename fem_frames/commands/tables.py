@@ -21,8 +21,8 @@ def add(subparsers: Any) -> None:
         "Trains all cells of the paper's tables, one run each, several at once. It skips complete cells and continues "
         "unfinished ones: the same command again finishes an experiment that was stopped. Presets: quick (small J, a "
         "quarter of an hour), cpu (J = 10, hours), paper (6000 epochs for all, days), best (beyond the paper: the best "
-        "recipe, its ablation, J = 4 to 12, and nets with prolongations that start later), scaling (what the scaling of "
-        "the hats does, and the steps per epoch that fit the paper).",
+        "recipe, its ablation, J = 4 to 12, and nets with prolongations that start later), scaling (what the scaling "
+        "of the hats does, and the steps per epoch that fit the paper).",
     )
     parser.add_argument(
         "--table",
