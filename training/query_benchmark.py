@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fem_frames.formulations.formulation import Formulation
 from fem_frames.formulations.registry import make_formulation
 from fem_frames.frame.arrays import FrameArrays
 from fem_frames.operators.frame import Frame
@@ -179,37 +180,13 @@ class Queries:
     def learned(self, steps: tuple[int, int], count: int) -> Row:
         """The net multigrid after a short training on the energy."""
         begin = time.perf_counter()
-        net = self._trained(steps, count)
+        net = trained_multigrid(self.formulation, steps, count)
         trained = time.perf_counter() - begin
         with torch.no_grad():
             error = self.error(net.nodal_values(self.y))
             ms = self.time(lambda: net.nodal_values(self.y))
             solve_ms = self.time(net.solved(self.y))
         return self.row("learned", f"learned {steps}", ms, error, solve_ms=solve_ms, trained_s=trained)
-
-    @torch.enable_grad()
-    def _trained(self, steps: tuple[int, int], count: int) -> MultigridNet:
-        c = Configuration(
-            problem=self.problem.name,
-            levels=self.arrays.finest_level,
-            net="multigrid",
-            pre=steps[0],
-            post=steps[1],
-            epochs=count,
-            batch=32,
-        ).resolved()
-        frame = self.formulation.frame
-        net = describe_net(c, self.problem).build(self.arrays, frame.device, frame=frame, problem=self.problem)
-        assert isinstance(net, MultigridNet)
-        loss, weights = make_loss(c.loss, self.formulation), Weights(net)
-        stepper, objective = make_stepper(c.optimizer, weights, c.dtype_settings, c.rate), Objective(net, loss, weights)
-        samples = FreshSamples(self.problem.parameters, c.batch, 1, c.sample_seed)
-        for step in range(count):
-            stepper.set_rate(cosine_rate(step, c.period, c.rate, c.minimum_rate))
-            objective.take(loss.batch(samples.batch(step)[0]), c.batch)
-            stepper(objective)
-        weights.push()
-        return net.eval()
 
     def gradients(self) -> Iterator[Row]:
         """The mean of u from solutions to a tolerance in float64, without and with its gradient in y."""
@@ -262,3 +239,29 @@ class Queries:
                     label = f"PETSc {name}" + (f" {options['pc_type']}, rtol {tol:g}" if options else "")
                     yield self.row("PETSc", label, min(times), error)
                     break
+
+
+@torch.enable_grad()
+def trained_multigrid(formulation: Formulation, steps: tuple[int, int], count: int) -> MultigridNet:
+    """The net multigrid with smoothing steps before and after corrections, after `count` steps of training."""
+    frame, problem = formulation.frame, formulation.problem
+    c = Configuration(
+        problem=problem.name,
+        levels=frame.arrays.finest_level,
+        net="multigrid",
+        pre=steps[0],
+        post=steps[1],
+        epochs=count,
+        batch=32,
+    ).resolved()
+    net = describe_net(c, problem).build(frame.arrays, frame.device, frame=frame, problem=problem)
+    assert isinstance(net, MultigridNet)
+    loss, weights = make_loss(c.loss, formulation), Weights(net)
+    stepper, objective = make_stepper(c.optimizer, weights, c.dtype_settings, c.rate), Objective(net, loss, weights)
+    samples = FreshSamples(problem.parameters, c.batch, 1, c.sample_seed)
+    for step in range(count):
+        stepper.set_rate(cosine_rate(step, c.period, c.rate, c.minimum_rate))
+        objective.take(loss.batch(samples.batch(step)[0]), c.batch)
+        stepper(objective)
+    weights.push()
+    return net.eval()

@@ -5,6 +5,7 @@ B samples, p parameters, S snapshots, n modes, N free nodal values, P polynomial
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from math import comb
 
@@ -35,6 +36,13 @@ class Regression(Rival):
         """y mapped from its box to [-1, 1]^p."""
         return 2 * (y - self._low) / (self._high - self._low) - 1
 
+    @abstractmethod
+    def coefficients(self, y: Floats) -> Tensor:
+        """(B, n) of the modes."""
+
+    def values(self, y: Floats) -> Tensor:
+        return self.space.synthesise(self.coefficients(y))
+
 
 class PolynomialChaos(Regression):
     """Legendre polynomials up to a total degree, fitted by least squares."""
@@ -61,8 +69,8 @@ class PolynomialChaos(Regression):
             found = found * table[:, k, self._degrees[:, k]]
         return found
 
-    def values(self, y: Floats) -> Tensor:
-        return self.space.synthesise(self.polynomials(y) @ self._weights)
+    def coefficients(self, y: Floats) -> Tensor:
+        return self.polynomials(y) @ self._weights
 
 
 def total_degrees(p: int, degree: int) -> Ints:
@@ -108,8 +116,8 @@ class PodNet(Regression):
         self._fit(self._inputs(snapshots.y), ((targets - self._centre) / self._scale).float(), *steps, random)
 
     @torch.no_grad()
-    def values(self, y: Floats) -> Tensor:
-        return self.space.synthesise(self._centre + self._scale * self.net(self._inputs(y)).double())
+    def coefficients(self, y: Floats) -> Tensor:
+        return self._centre + self._scale * self.net(self._inputs(y)).double()
 
     def _inputs(self, y: Floats) -> Tensor:
         return torch.as_tensor(self.mapped(y)).float()

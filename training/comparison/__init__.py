@@ -1,0 +1,1 @@
+"""What answers queries best: solvers, nets and rivals on the same problems, measured alike."""
