@@ -1,0 +1,145 @@
+"""Programs of torch.export in operations that ONNX has.
+
+ONNX has no product with a sparse matrix that works for any number of samples, and no factorisation. So a product
+becomes gathers and sums over rows of similar length, without scattered additions, and the inverses of small positive
+definite matrices are found by an elimination that is written out.
+
+R rows, n columns, B samples; L entries of the longest row of a group.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn.functional import embedding
+
+from fem_frames.files import one_line, quiet_libraries
+
+BAG = torch.ops.aten.embedding_bag.padding_idx
+FACTOR, INVERSE = torch.ops.aten.linalg_cholesky_ex.default, torch.ops.aten.cholesky_inverse.default
+LARGEST = 2**31  # bytes of a file
+
+
+class RowSums(nn.Module):
+    """A sparse matrix times (n, B), by gathers and sums.
+
+    Rows are padded with zeros to the longest row of their group. In a group no row is longer than twice another, so the
+    padded tables have less than twice as many entries.
+    """
+
+    def __init__(self, columns: Tensor, starts: Tensor, weights: Tensor) -> None:
+        """The rows one after another: `columns` and `weights` of their entries, `starts` (R + 1) of the rows."""
+        super().__init__()
+        lengths = starts.diff().long()
+        kinds = lengths.clamp(min=1).double().log2().ceil().long()  # 1, 2, 3 to 4, 5 to 8, … entries
+        groups = [torch.nonzero(kinds == kind)[:, 0] for kind in kinds.unique()]
+        self.count = len(groups)
+        for index, rows in enumerate(groups):
+            own = lengths[rows, None]  # (R, 1)
+            slots = torch.arange(max(int(own.max()), 1), device=starts.device).expand(len(rows), -1)  # (R, L)
+            # A padded entry repeats the row's first one with weight zero; an empty row may take any.
+            entries = (starts[rows, None] + slots * (slots < own)).clamp(max=len(columns) - 1)
+            self.register_buffer(f"columns{index}", columns[entries])
+            self.register_buffer(f"weights{index}", (weights[entries] * (slots < own))[..., None])
+        self.register_buffer("places", torch.cat(groups).argsort())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, B) to (R, B)."""
+        sums = [
+            (embedding(getattr(self, f"columns{index}"), x) * getattr(self, f"weights{index}")).sum(1)
+            for index in range(self.count)
+        ]
+        return sums[0] if self.count == 1 else embedding(self.places, torch.cat(sums))
+
+
+def inverse(matrices: Tensor) -> Tensor:
+    """The inverses of positive definite matrices (B, n, n), by Gauss and Jordan's elimination without pivots.
+
+    Each step moves the first unknown to the other side of A x = b, and to the end: after n steps all are in order again.
+    """
+    A = matrices
+    for _ in range(A.shape[-1]):
+        pivot, column, rest = A[:, :1, :1], A[:, 1:, :1], A[:, 1:, 1:]
+        scaled = column / pivot
+        upper = torch.cat([rest - scaled * column.mT, scaled], 2)
+        A = torch.cat([upper, torch.cat([scaled.mT, -pivot.reciprocal()], 2)], 1)
+    return -A
+
+
+def check_onnx() -> None:
+    """Raises a ValueError unless there is what converts to ONNX."""
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ValueError("ONNX needs two more packages: pip install onnx onnxscript; or write a .pt2 file") from error
+
+
+def as_onnx(program: torch.export.ExportedProgram, example: tuple[Tensor, ...], shapes: Any) -> bytes:
+    """The content of an .onnx file, from y to w."""
+    module = in_onnx_operations(program).eval()
+    try:
+        with quiet_libraries(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            converted = torch.onnx.export(
+                module, example, dynamic_shapes=shapes, dynamo=True, verbose=False, input_names=["y"], output_names=["w"]
+            )
+    except Exception as error:  # with explanations of many lines, for those who work on the converter
+        named = re.search(r"No ONNX function found for <OpOverload\(op='(.*?)'", str(error))
+        why = f"it has no operation for {named[1]}" if named else one_line(error).split(". ")[0]
+        raise ValueError(f"the net cannot be converted to ONNX: {why}; write a .pt2 file") from error
+    assert converted is not None
+    model = converted.model_proto
+    for nodes in (model.graph.node, *(function.node for function in model.functions)):
+        for node in nodes:
+            del node.metadata_props[:]  # lines of code, which take more space than tables
+    if model.ByteSize() >= LARGEST:
+        raise ValueError(f"the net takes {model.ByteSize()} bytes, but an ONNX file holds 2 GiB: write a .pt2 file")
+    return bytes(model.SerializeToString())
+
+
+def in_onnx_operations(program: torch.export.ExportedProgram) -> fx.GraphModule:
+    """The same program by gathers, sums and eliminations instead of sparse products and inverses."""
+    module = program.module()
+    assert isinstance(module, fx.GraphModule)
+    graph, made = module.graph, dict[tuple[str, ...], str]()
+    for node in list(graph.nodes):
+        with graph.inserting_before(node):
+            if node.target is BAG and _is_product(node):
+                tables = [node.args[1], node.args[2], node.args[6]]
+                key = tuple(str(table.target) for table in tables)
+                if key not in made:
+                    made[key] = f"product{len(made)}"
+                    module.add_submodule(made[key], RowSums(*(_constant(module, name) for name in key)))
+                first = graph.call_module(made[key], (node.args[0],))
+                for user in list(node.users):
+                    user.replace_all_uses_with(first)
+            elif node.target is INVERSE and _is_first(node.args[0], FACTOR):
+                node.replace_all_uses_with(graph.call_function(inverse, (node.args[0].args[0].args[0],)))
+    graph.eliminate_dead_code()
+    return fx.GraphModule(module, graph)  # unlike that of the program, it knows eval()
+
+
+def _is_product(node: fx.Node) -> bool:
+    """Whether a bag is the product of a constant sparse matrix, and nothing but its sums is used."""
+    _, columns, starts, _, mode, _, weights, whole, *padding = node.args
+    constant = all(isinstance(table, fx.Node) and table.op == "get_attr" for table in (columns, starts, weights))
+    return constant and mode == 0 and bool(whole) and padding in ([], [None]) and all(map(_is_sum, node.users))
+
+
+def _is_sum(node: fx.Node) -> bool:
+    return _is_first(node, BAG) or not node.users
+
+
+def _is_first(node: Any, target: Any) -> bool:
+    """Whether the node is the first result of an operation."""
+    return isinstance(node, fx.Node) and node.target.__name__ == "getitem" and node.args[1] == 0 and node.args[0].target is target
+
+
+def _constant(module: nn.Module, name: str) -> Tensor:
+    path, _, last = name.rpartition(".")
+    return getattr(module.get_submodule(path), last)
