@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from operator import getitem
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from fem_frames.files import one_line, quiet_libraries
 
 BAG = torch.ops.aten.embedding_bag.padding_idx
 FACTOR, INVERSE = torch.ops.aten.linalg_cholesky_ex.default, torch.ops.aten.cholesky_inverse.default
-LARGEST = 2**31  # bytes of a file
+LARGEST = 2**31 - 2**24  # bytes: a file may have 2 GiB, with its operations
 
 
 class RowSums(nn.Module):
@@ -57,16 +58,17 @@ class RowSums(nn.Module):
 
 
 def inverse(matrices: Tensor) -> Tensor:
-    """The inverses of positive definite matrices (B, n, n), by Gauss and Jordan's elimination without pivots.
+    """The inverses of positive definite matrices (…, n, n), by Gauss and Jordan's elimination without pivots.
 
-    Each step moves the first unknown to the other side of A x = b, and to the end: after n steps all are in order again.
+    Each step exchanges the first unknown for its right-hand side, and moves it to the end: after n steps all are in
+    order again.
     """
     A = matrices
     for _ in range(A.shape[-1]):
-        pivot, column, rest = A[:, :1, :1], A[:, 1:, :1], A[:, 1:, 1:]
+        pivot, column, rest = A[..., :1, :1], A[..., 1:, :1], A[..., 1:, 1:]
         scaled = column / pivot
-        upper = torch.cat([rest - scaled * column.mT, scaled], 2)
-        A = torch.cat([upper, torch.cat([scaled.mT, -pivot.reciprocal()], 2)], 1)
+        upper = torch.cat([rest - scaled * column.mT, scaled], -1)
+        A = torch.cat([upper, torch.cat([scaled.mT, -pivot.reciprocal()], -1)], -2)
     return -A
 
 
@@ -86,19 +88,28 @@ def as_onnx(program: torch.export.ExportedProgram, example: tuple[Tensor, ...], 
         with quiet_libraries(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             converted = torch.onnx.export(
-                module, example, dynamic_shapes=shapes, dynamo=True, verbose=False, input_names=["y"], output_names=["w"]
+                module,
+                example,
+                dynamic_shapes=shapes,
+                dynamo=True,
+                verbose=False,
+                input_names=["y"],
+                output_names=["w"],
             )
     except Exception as error:  # with explanations of many lines, for those who work on the converter
         named = re.search(r"No ONNX function found for <OpOverload\(op='(.*?)'", str(error))
         why = f"it has no operation for {named[1]}" if named else one_line(error).split(". ")[0]
         raise ValueError(f"the net cannot be converted to ONNX: {why}; write a .pt2 file") from error
     assert converted is not None
+    size = sum(value.const_value.nbytes for value in converted.model.graph.initializers.values())
+    if size >= LARGEST:
+        raise ValueError(
+            f"the net has {size} bytes of weights and tables, more than an ONNX file may: write a .pt2 file"
+        )
     model = converted.model_proto
     for nodes in (model.graph.node, *(function.node for function in model.functions)):
         for node in nodes:
             del node.metadata_props[:]  # lines of code, which take more space than tables
-    if model.ByteSize() >= LARGEST:
-        raise ValueError(f"the net takes {model.ByteSize()} bytes, but an ONNX file holds 2 GiB: write a .pt2 file")
     return bytes(model.SerializeToString())
 
 
@@ -119,25 +130,28 @@ def in_onnx_operations(program: torch.export.ExportedProgram) -> fx.GraphModule:
                 for user in list(node.users):
                     user.replace_all_uses_with(first)
             elif node.target is INVERSE and _is_first(node.args[0], FACTOR):
-                node.replace_all_uses_with(graph.call_function(inverse, (node.args[0].args[0].args[0],)))
+                factors = node.args[0].args[0]
+                if len(node.args) == len(factors.args) == 1:
+                    node.replace_all_uses_with(graph.call_function(inverse, factors.args))
     graph.eliminate_dead_code()
     return fx.GraphModule(module, graph)  # unlike that of the program, it knows eval()
 
 
 def _is_product(node: fx.Node) -> bool:
-    """Whether a bag is the product of a constant sparse matrix, and nothing but its sums is used."""
-    _, columns, starts, _, mode, _, weights, whole, *padding = node.args
-    constant = all(isinstance(table, fx.Node) and table.op == "get_attr" for table in (columns, starts, weights))
-    return constant and mode == 0 and bool(whole) and padding in ([], [None]) and all(map(_is_sum, node.users))
+    """Whether sums of rows are taken, with weights, tables are constant, and nothing but the sums is used."""
+    if len(node.args) < 8 or node.args[4] != 0 or not node.args[7] or node.args[8:] not in ((), (None,)):
+        return False
+    tables = (node.args[1], node.args[2], node.args[6])
+    constant = all(isinstance(table, fx.Node) and table.op == "get_attr" for table in tables)
+    return constant and all(_is_first(user, BAG) or not user.users for user in node.users)
 
 
-def _is_sum(node: fx.Node) -> bool:
-    return _is_first(node, BAG) or not node.users
-
-
-def _is_first(node: Any, target: Any) -> bool:
+def _is_first(node: Any, operation: Any) -> bool:
     """Whether the node is the first result of an operation."""
-    return isinstance(node, fx.Node) and node.target.__name__ == "getitem" and node.args[1] == 0 and node.args[0].target is target
+    if not isinstance(node, fx.Node) or node.target is not getitem:
+        return False
+    source, index = node.args
+    return index == 0 and isinstance(source, fx.Node) and source.target is operation
 
 
 def _constant(module: nn.Module, name: str) -> Tensor:

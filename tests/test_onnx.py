@@ -1,0 +1,191 @@
+"""Programs in ONNX: their operations in torch, and their numbers by ONNX's own evaluator where it is installed."""
+
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from curved_meshes import plate_problem
+from frames import mixed
+from walls import CONDITIONS, ROBIN, varying
+
+from fem_frames import Pointwise, make_problem
+from fem_frames.commands import main
+from fem_frames.frame.sparse import SparseMatrix
+from fem_frames.operators.products import SparseProduct
+from training import Configuration, Surrogate, onnx_programs, train
+from training.onnx_programs import BAG, FACTOR, INVERSE, RowSums, in_onnx_operations, inverse
+
+pytestmark = pytest.mark.serial
+SIZES = (1, 3, 64)
+DOUBLE = dict(precision="float64")
+CASES = {
+    "disks": ("disks", 4, {}),
+    "disks in float64": ("disks", 3, DOUBLE),
+    "disks in half precision": ("disks", 3, dict(precision="float16", mixed=True)),
+    "nodal values": ("disks", 3, dict(loss="nodal")),
+    "box": ("checkerboard", 3, {}),
+    "waves": ("waves", 3, {}),
+    "lognormal": ("lognormal", 3, {}),
+    "spot": ("spot", 3, {}),
+    "elastic": ("elastic", 3, {}),
+    "reaction": ("reaction", 3, DOUBLE),
+    "one level": ("cube", 2, {}),
+    "boundary data": (varying(2, **CONDITIONS["neumann"]), 2, {}),
+    "robin": (varying(2, **ROBIN["one wall"]), 2, {}),
+    "interval": (mixed(1), 6, {}),
+    "levels below the first mesh": (plate_problem(), 1, {}),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("onnx")
+
+
+def surrogate_of(name, folder):
+    """A surrogate of a case with the weights that training starts from, slightly changed."""
+    given, levels, settings = CASES[name]
+    problem = make_problem(given) if isinstance(given, str) else given
+    place = folder / name.replace(" ", "-")
+    if not place.exists():
+        settings = dict(levels=levels, net="multigrid", epochs=0, test_samples=0) | settings
+        train(Configuration(**settings), place, problem=problem, quiet=True)
+    surrogate = Surrogate.load(place, problem)
+    with torch.no_grad():
+        surrogate.net.weights.mul_(
+            torch.linspace(0.9, 1.1, surrogate.net.weights.numel()).view_as(surrogate.net.weights)
+        )
+    return surrogate
+
+
+def samples_of(surrogate):
+    dtype = torch.float64 if surrogate.description.precision == "float64" else torch.float32
+    return [torch.as_tensor(surrogate.problem.parameters.sample(size, size)).to(dtype) for size in SIZES]
+
+
+def check_answers(surrogate, program):
+    """Compares with the .pt2 program, because a net answers by a Chebyshev cycle where that is better."""
+    tolerance = {"float64": 1e-12, "float32": 2e-6, "float16": 1e-3}[surrogate.description.precision]
+    traced = traced_program(surrogate).module()
+    for y in samples_of(surrogate):
+        expected, found = traced(y), torch.as_tensor(program(y))
+        assert found.shape == expected.shape
+        assert found.dtype == expected.dtype
+        off = (found.double() - expected.double()).abs().max()
+        assert float(off) < tolerance * float(expected.double().abs().max())
+
+
+def traced_program(surrogate):
+    net = surrogate.to().net.requires_grad_(False)
+    net.prepare_tracing()
+    example = torch.zeros_like(samples_of(surrogate)[1])
+    shapes = ({0: torch.export.Dim("batch", min=1, max=2**31)},)
+    return torch.export.export(net.eval(), (example,), dynamic_shapes=shapes, strict=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("lengths", [[3], [0, 1, 0, 5, 2, 2, 17, 1, 8, 9], [2] * 6, [40, 1, 1, 3]])
+def test_row_sums_are_sparse_products(lengths, dtype):
+    generator = torch.Generator().manual_seed(1)
+    starts = torch.tensor([0, *lengths]).cumsum(0)
+    columns = torch.randint(0, 7, (int(starts[-1]),), generator=generator)
+    weights = torch.randn(int(starts[-1]), dtype=dtype, generator=generator)
+    x = torch.randn(7, 5, dtype=dtype, generator=generator)
+    matrix = SparseMatrix(starts.numpy(), columns.numpy(), weights.double().numpy(), (len(lengths), 7))
+    sums = RowSums(columns.int(), starts.int(), weights)
+    torch.testing.assert_close(sums(x), SparseProduct(matrix, dtype, torch.device("cpu"))(x))
+    padded = sum(getattr(sums, f"columns{index}").numel() for index in range(sums.count))
+    assert padded < 2 * sum(lengths) + lengths.count(0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n", [1, 2, 7, 32])
+def test_elimination_inverts_as_accurately_as_a_factorisation(n, dtype):
+    generator = torch.Generator().manual_seed(n)
+    basis = torch.linalg.qr(torch.randn(6, n, n, dtype=torch.float64, generator=generator))[0]
+    matrices = basis * torch.logspace(0, 3, n, dtype=torch.float64)[:, None] @ basis.mT if n > 1 else 1 + basis**2
+    truth = torch.linalg.inv(matrices)
+
+    def off(found):
+        return float((found.double() - truth).abs().max() / truth.abs().max())
+
+    factorised = torch.cholesky_inverse(torch.linalg.cholesky(matrices.to(dtype)))
+    assert off(inverse(matrices.to(dtype))) < 4 * off(factorised) + 4 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_programs_in_onnx_operations_give_the_same_numbers(name, folder):
+    surrogate = surrogate_of(name, folder)
+    module = in_onnx_operations(traced_program(surrogate))
+    used = {node.target for node in module.graph.nodes}
+    assert not {BAG, FACTOR, INVERSE} & used
+    check_answers(surrogate, module)
+
+
+# ---- files
+
+
+@pytest.fixture
+def evaluator():
+    pytest.importorskip("onnxscript")
+    return pytest.importorskip("onnx.reference").ReferenceEvaluator
+
+
+@pytest.mark.parametrize(
+    "name", ["disks", "waves", "elastic", "robin", "spot", "reaction", "levels below the first mesh"]
+)
+def test_files_give_the_same_numbers_for_any_number_of_samples(name, folder, evaluator):
+    import onnx
+
+    surrogate, file = surrogate_of(name, folder), folder / f"{name.replace(' ', '-')}.onnx"
+    surrogate.export(file)
+    onnx.checker.check_model(str(file), full_check=True)
+    program = evaluator(str(file))
+    check_answers(surrogate, lambda y: program.run(None, {"y": y.numpy()})[0])
+    assert b".py" not in file.read_bytes()  # no lines of code
+
+
+@pytest.mark.parametrize("net", ["full", "separate"])
+def test_files_of_ordinary_nets(net, tmp_path, evaluator):
+    settings = dict(problem="quarters", levels=2, net=net, rank=4, width=8, epochs=2, test_samples=0)
+    train(Configuration(**settings), tmp_path / "run", quiet=True)
+    surrogate = Surrogate.load(tmp_path / "run")
+    main(["export-net", str(tmp_path / "run"), "--out", str(tmp_path / "net.onnx")])
+    program = evaluator(str(tmp_path / "net.onnx"))
+    for y in samples_of(surrogate):
+        with torch.no_grad():
+            torch.testing.assert_close(torch.as_tensor(program.run(None, {"y": y.numpy()})[0]), surrogate.net(y))
+
+
+def test_functions_that_onnx_does_not_know(tmp_path, evaluator):
+    def coefficient(x, y):
+        return 2 + torch.special.bessel_j0(x[..., 0] * y[..., 0])
+
+    made = replace(mixed(2), coefficient=Pointwise(coefficient))
+    settings = Configuration(levels=2, net="multigrid", epochs=0, test_samples=0)
+    train(settings, tmp_path / "run", problem=made, quiet=True)
+    surrogate = Surrogate.load(tmp_path / "run", made)
+    with pytest.raises(ValueError, match=r"it has no operation for aten.*bessel_j0; write a .pt2 file"):
+        surrogate.export(tmp_path / "net.onnx")
+    assert not (tmp_path / "net.onnx").exists()
+    surrogate.export(tmp_path / "net.pt2")
+
+
+def test_nets_that_are_too_large_for_a_file(folder, tmp_path, evaluator, monkeypatch):
+    monkeypatch.setattr(onnx_programs, "LARGEST", 1000)
+    with pytest.raises(ValueError, match=r"bytes of weights and tables, more than an ONNX file may: write a .pt2"):
+        surrogate_of("waves", folder).export(tmp_path / "net.onnx")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("absent", ["onnx", "onnxscript"])
+def test_a_package_that_is_not_installed(absent, folder, tmp_path, monkeypatch, capsys):
+    surrogate_of("waves", folder)
+    monkeypatch.setitem(sys.modules, absent, None)
+    with pytest.raises(SystemExit):
+        main(["export-net", str(folder / "waves"), "--out", str(tmp_path / "net.onnx")])
+    assert "pip install onnx onnxscript; or write a .pt2 file" in capsys.readouterr().err
+    main(["export-net", str(folder / "waves"), "--out", str(tmp_path / "net.pt2"), "--json"])
+    assert json.loads(capsys.readouterr().out)["bytes"] == (tmp_path / "net.pt2").stat().st_size
