@@ -13,7 +13,8 @@ from walls import CONDITIONS, ROBIN, varying
 from fem_frames import Pointwise, make_problem
 from fem_frames.commands import main
 from fem_frames.frame.sparse import SparseMatrix
-from fem_frames.operators.products import SparseProduct
+from fem_frames.operators.products import SparseProduct, accumulation_dtype
+from nets.blocks import HALF
 from training import Configuration, Surrogate, onnx_programs, train
 from training.onnx_programs import BAG, FACTOR, INVERSE, RowSums, in_onnx_operations, inverse
 
@@ -29,7 +30,7 @@ CASES = {
     "waves": ("waves", 3, {}),
     "lognormal": ("lognormal", 3, {}),
     "spot": ("spot", 3, {}),
-    "elastic": ("elastic", 3, {}),
+    "elastic": ("elastic", 2, {}),
     "reaction": ("reaction", 3, DOUBLE),
     "one level": ("cube", 2, {}),
     "boundary data": (varying(2, **CONDITIONS["neumann"]), 2, {}),
@@ -67,7 +68,9 @@ def samples_of(surrogate):
 
 def check_answers(surrogate, program):
     """Compares with the .pt2 program, because a net answers by a Chebyshev cycle where that is better."""
-    tolerance = {"float64": 1e-12, "float32": 2e-6, "float16": 1e-3}[surrogate.description.precision]
+    dtype = getattr(torch, surrogate.description.precision)
+    # Cycles are in float32 for half precision; the last thing is to round.
+    tolerance = 500 * torch.finfo(accumulation_dtype(dtype)).eps + (torch.finfo(dtype).eps if dtype in HALF else 0)
     traced = traced_program(surrogate).module()
     for y in samples_of(surrogate):
         expected, found = traced(y), torch.as_tensor(program(y))
@@ -96,7 +99,7 @@ def test_row_sums_are_sparse_products(lengths, dtype):
     matrix = SparseMatrix(starts.numpy(), columns.numpy(), weights.double().numpy(), (len(lengths), 7))
     sums = RowSums(columns.int(), starts.int(), weights)
     torch.testing.assert_close(sums(x), SparseProduct(matrix, dtype, torch.device("cpu"))(x))
-    padded = sum(getattr(sums, f"columns{index}").numel() for index in range(sums.count))
+    padded = sum(part.columns.numel() for part in sums.sums)
     assert padded < 2 * sum(lengths) + lengths.count(0)
 
 
@@ -133,9 +136,7 @@ def evaluator():
     return pytest.importorskip("onnx.reference").ReferenceEvaluator
 
 
-@pytest.mark.parametrize(
-    "name", ["disks", "waves", "elastic", "robin", "spot", "reaction", "levels below the first mesh"]
-)
+@pytest.mark.parametrize("name", ["disks in float64", "waves", "elastic", "robin"])
 def test_files_give_the_same_numbers_for_any_number_of_samples(name, folder, evaluator):
     import onnx
 
@@ -147,13 +148,19 @@ def test_files_give_the_same_numbers_for_any_number_of_samples(name, folder, eva
     assert b".py" not in file.read_bytes()  # no lines of code
 
 
-@pytest.mark.parametrize("net", ["full", "separate"])
-def test_files_of_ordinary_nets(net, tmp_path, evaluator):
-    settings = dict(problem="quarters", levels=2, net=net, rank=4, width=8, epochs=2, test_samples=0)
-    train(Configuration(**settings), tmp_path / "run", quiet=True)
-    surrogate = Surrogate.load(tmp_path / "run")
-    main(["export-net", str(tmp_path / "run"), "--out", str(tmp_path / "net.onnx")])
-    program = evaluator(str(tmp_path / "net.onnx"))
+@pytest.fixture(scope="module")
+def ordinary(folder):
+    settings = dict(problem="quarters", levels=2, net="full", rank=4, epochs=2, test_samples=0)
+    train(Configuration(**settings), folder / "ordinary", quiet=True)
+    return folder / "ordinary"
+
+
+def test_files_of_ordinary_nets(ordinary, tmp_path, evaluator, capsys):
+    main(["export-net", str(ordinary), "--out", str(tmp_path / "net.onnx"), "--json"])
+    told = capsys.readouterr()
+    assert json.loads(told.out)["bytes"] == (tmp_path / "net.onnx").stat().st_size
+    assert not told.err
+    program, surrogate = evaluator(str(tmp_path / "net.onnx")), Surrogate.load(ordinary)
     for y in samples_of(surrogate):
         with torch.no_grad():
             torch.testing.assert_close(torch.as_tensor(program.run(None, {"y": y.numpy()})[0]), surrogate.net(y))
@@ -173,19 +180,17 @@ def test_functions_that_onnx_does_not_know(tmp_path, evaluator):
     surrogate.export(tmp_path / "net.pt2")
 
 
-def test_nets_that_are_too_large_for_a_file(folder, tmp_path, evaluator, monkeypatch):
+def test_nets_that_are_too_large_for_a_file(ordinary, tmp_path, evaluator, monkeypatch):
     monkeypatch.setattr(onnx_programs, "LARGEST", 1000)
     with pytest.raises(ValueError, match=r"bytes of weights and tables, more than an ONNX file may: write a .pt2"):
-        surrogate_of("waves", folder).export(tmp_path / "net.onnx")
+        Surrogate.load(ordinary).export(tmp_path / "net.onnx")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("absent", ["onnx", "onnxscript"])
-def test_a_package_that_is_not_installed(absent, folder, tmp_path, monkeypatch, capsys):
-    surrogate_of("waves", folder)
+def test_a_package_that_is_not_installed(absent, ordinary, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, absent, None)
     with pytest.raises(SystemExit):
-        main(["export-net", str(folder / "waves"), "--out", str(tmp_path / "net.onnx")])
+        main(["export-net", str(ordinary), "--out", str(tmp_path / "net.onnx")])
     assert "pip install onnx onnxscript; or write a .pt2 file" in capsys.readouterr().err
-    main(["export-net", str(folder / "waves"), "--out", str(tmp_path / "net.pt2"), "--json"])
-    assert json.loads(capsys.readouterr().out)["bytes"] == (tmp_path / "net.pt2").stat().st_size
+    assert not list(tmp_path.iterdir())

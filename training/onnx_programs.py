@@ -1,8 +1,8 @@
 """Programs of torch.export in operations that ONNX has.
 
-ONNX has no product with a sparse matrix that works for any number of samples, and no factorisation. So a product
-becomes gathers and sums over rows of similar length, without scattered additions, and the inverses of small positive
-definite matrices are found by an elimination that is written out.
+ONNX has no factorisation, and torch's converter makes of a product with a sparse matrix a loop over its rows. Here a
+product becomes gathers and sums over rows of similar length, without scattered additions, and the inverses of small
+positive definite matrices are found by an elimination that is written out.
 
 R rows, n columns, B samples; L entries of the longest row of a group.
 """
@@ -38,23 +38,31 @@ class RowSums(nn.Module):
         lengths = starts.diff().long()
         kinds = lengths.clamp(min=1).double().log2().ceil().long()  # 1, 2, 3 to 4, 5 to 8, … entries
         groups = [torch.nonzero(kinds == kind)[:, 0] for kind in kinds.unique()]
-        self.count = len(groups)
-        for index, rows in enumerate(groups):
+        self.sums = nn.ModuleList()
+        for rows in groups:
             own = lengths[rows, None]  # (R, 1)
             slots = torch.arange(max(int(own.max()), 1), device=starts.device).expand(len(rows), -1)  # (R, L)
             # A padded entry repeats the row's first one with weight zero; an empty row may take any.
             entries = (starts[rows, None] + slots * (slots < own)).clamp(max=len(columns) - 1)
-            self.register_buffer(f"columns{index}", columns[entries])
-            self.register_buffer(f"weights{index}", (weights[entries] * (slots < own))[..., None])
-        self.register_buffer("places", torch.cat(groups).argsort())
+            self.sums.append(_PaddedSums(columns[entries], (weights[entries] * (slots < own))[..., None]))
+        self.places = nn.Buffer(torch.cat(groups).argsort())
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, B) to (R, B)."""
-        sums = [
-            (embedding(getattr(self, f"columns{index}"), x) * getattr(self, f"weights{index}")).sum(1)
-            for index in range(self.count)
-        ]
-        return sums[0] if self.count == 1 else embedding(self.places, torch.cat(sums))
+        sums = [part(x) for part in self.sums]
+        return sums[0] if len(sums) == 1 else embedding(self.places, torch.cat(sums))
+
+
+class _PaddedSums(nn.Module):
+    """The rows of a group, all of one length."""
+
+    def __init__(self, columns: Tensor, weights: Tensor) -> None:
+        """`columns` (R, L), `weights` (R, L, 1)."""
+        super().__init__()
+        self.columns, self.weights = nn.Buffer(columns), nn.Buffer(weights)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (embedding(self.columns, x) * self.weights).sum(1)
 
 
 def inverse(matrices: Tensor) -> Tensor:
@@ -151,7 +159,7 @@ def _is_first(node: Any, operation: Any) -> bool:
     if not isinstance(node, fx.Node) or node.target is not getitem:
         return False
     source, index = node.args
-    return index == 0 and isinstance(source, fx.Node) and source.target is operation
+    return isinstance(source, fx.Node) and source.target is operation and index == 0
 
 
 def _constant(module: nn.Module, name: str) -> Tensor:
