@@ -156,10 +156,9 @@ def _is_product(node: fx.Node) -> bool:
 
 def _is_first(node: Any, operation: Any) -> bool:
     """Whether the node is the first result of an operation."""
-    if not isinstance(node, fx.Node) or node.target is not getitem:
+    if not isinstance(node, fx.Node) or node.target is not getitem or node.args[1:] != (0,):
         return False
-    source, index = node.args
-    return isinstance(source, fx.Node) and source.target is operation and index == 0
+    return isinstance(node.args[0], fx.Node) and node.args[0].target is operation
 
 
 def _constant(module: nn.Module, name: str) -> Tensor:
