@@ -91,7 +91,9 @@ def check_onnx() -> None:
 
 def as_onnx(program: torch.export.ExportedProgram, example: tuple[Tensor, ...], shapes: Any) -> bytes:
     """The content of an .onnx file, from y to w."""
-    module = in_onnx_operations(program).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch 2.6 about tables that are no buffers
+        module = in_onnx_operations(program).eval()
     try:
         with quiet_libraries(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
