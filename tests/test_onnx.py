@@ -8,6 +8,7 @@ import pytest
 import torch
 from curved_meshes import plate_problem
 from frames import mixed
+from scipy import special
 from walls import CONDITIONS, ROBIN, varying
 
 from fem_frames import Pointwise, make_problem
@@ -136,7 +137,7 @@ def evaluator():
     return pytest.importorskip("onnx.reference").ReferenceEvaluator
 
 
-@pytest.mark.parametrize("name", ["disks in float64", "waves", "elastic", "robin"])
+@pytest.mark.parametrize("name", ["disks in float64", "waves", "robin"])
 def test_files_give_the_same_numbers_for_any_number_of_samples(name, folder, evaluator):
     import onnx
 
@@ -168,10 +169,11 @@ def test_files_of_ordinary_nets(ordinary, tmp_path, evaluator, capsys):
 
 def test_functions_that_onnx_does_not_know(tmp_path, evaluator):
     def coefficient(x, y):
-        return 2 + torch.special.bessel_j0(x[..., 0] * y[..., 0])
+        z = x[..., 0] * y[..., 0]
+        return 2 + (torch.special.bessel_j0(z) if isinstance(z, torch.Tensor) else special.j0(z))
 
     made = replace(mixed(2), coefficient=Pointwise(coefficient))
-    settings = Configuration(levels=2, net="multigrid", epochs=0, test_samples=0)
+    settings = Configuration(levels=1, net="multigrid", epochs=0, test_samples=0)
     train(settings, tmp_path / "run", problem=made, quiet=True)
     surrogate = Surrogate.load(tmp_path / "run", made)
     with pytest.raises(ValueError, match=r"it has no operation for aten.*bessel_j0; write a .pt2 file"):
