@@ -176,7 +176,7 @@ def test_functions_that_onnx_does_not_know(tmp_path, evaluator):
     settings = Configuration(levels=1, net="multigrid", epochs=0, test_samples=0)
     train(settings, tmp_path / "run", problem=made, quiet=True)
     surrogate = Surrogate.load(tmp_path / "run", made)
-    with pytest.raises(ValueError, match=r"it has no operation for aten.*bessel_j0; write a .pt2 file"):
+    with pytest.raises(ValueError, match=r"it has no operation for \S*bessel_j0; write a .pt2 file"):
         surrogate.export(tmp_path / "net.onnx")
     assert not (tmp_path / "net.onnx").exists()
     surrogate.export(tmp_path / "net.pt2")
