@@ -267,19 +267,6 @@ def test_the_exported_net_gives_the_same_coefficients(trained, tmp_path, name):
         torch.testing.assert_close(program(y), surrogate.net(y).detach())
 
 
-def test_onnx_or_a_message(trained, tmp_path):
-    surrogate = Surrogate.load(trained("1D"))
-    try:
-        import onnx
-        import onnxscript  # noqa: F401
-    except ImportError:
-        with pytest.raises(ValueError, match="pip install onnx onnxscript"):
-            surrogate.export(tmp_path / "net.onnx")
-        return
-    surrogate.export(tmp_path / "net.onnx")
-    onnx.checker.check_model(str(tmp_path / "net.onnx"))
-
-
 @pytest.mark.parametrize("damage", ["missing", "cut", "other frame", "code"])
 def test_damaged_surrogates_are_refused(trained, tmp_path, damage):
     folder = tmp_path / "run"

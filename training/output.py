@@ -20,6 +20,7 @@ from fem_frames.files import check_writable, one_line, quiet_libraries, staging,
 from fem_frames.frame.arrays import FrameArrays
 from fem_frames.mesh.geometry import Floats
 from nets.frame_net import FrameNet
+from training.onnx_programs import as_onnx, check_onnx
 
 FORMATS = (".xdmf", ".vtu", ".vtk", ".pvd")
 SERIES = (".xdmf", ".pvd")
@@ -133,43 +134,36 @@ def export_net(net: FrameNet, parameters: int, path: Path) -> None:
     if path.suffix not in (".pt2", ".onnx"):
         raise ValueError(f"cannot write {path}: the name must end in .pt2 (torch.export) or .onnx")
     check_writable(path)
+    if path.suffix == ".onnx":
+        check_onnx()
     dtype = torch.float64 if net.decay.dtype == torch.float64 else torch.float32
     example = (torch.zeros(3, parameters, dtype=dtype, device=net.decay.device),)
     shapes = ({0: torch.export.Dim("batch", min=1, max=2**31)},)  # torch 2.6 wants a largest number
     trained = net.training
     net.eval()
     try:
-        if path.suffix == ".pt2":
-            content = _traced(net, example, shapes)
-        else:
-            try:
-                import onnx  # noqa: F401
-                import onnxscript  # noqa: F401
-            except ImportError as error:
-                advice = "pip install onnx onnxscript; or write a .pt2 file"
-                raise ValueError(f"ONNX needs two more packages: {advice}") from error
-            converted = torch.onnx.export(net, example, dynamic_shapes=shapes, dynamo=True, verbose=False)
-            assert converted is not None
-            with staging() as place:
-                converted.save(place / path.name)
-                content = (place / path.name).read_bytes()
+        program = _traced(net, example, shapes)
     finally:
         net.train(trained)
+    content = _saved(program) if path.suffix == ".pt2" else as_onnx(program, example, shapes)
     with written_whole(path) as file:
         file.write(content)
 
 
-def _traced(net: FrameNet, example: tuple[torch.Tensor, ...], shapes: Any) -> bytes:
-    """The content of a .pt2 file."""
-    made = io.BytesIO()  # torch ends the process if it cannot write a file
+def _traced(net: FrameNet, example: tuple[torch.Tensor, ...], shapes: Any) -> torch.export.ExportedProgram:
     try:
-        program = torch.export.export(net, example, dynamic_shapes=shapes, strict=False)
+        return torch.export.export(net, example, dynamic_shapes=shapes, strict=False)
     except Exception as error:  # many kinds, with long explanations
         why = one_line(error).split(". ")[0]
         raise ValueError(
             f"torch.export cannot trace the net: {why}; functions of yours must consist of torch operations, without "
             "conditions on values and without Python numbers made of them or of the number of samples, as by len(y)"
         ) from error
+
+
+def _saved(program: torch.export.ExportedProgram) -> bytes:
+    """The content of a .pt2 file."""
+    made = io.BytesIO()  # torch ends the process if it cannot write a file
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="No complete tensor found")  # about views of tables; copies are saved
         torch.export.save(program, made)

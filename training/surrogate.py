@@ -346,8 +346,6 @@ class Surrogate:
         """Writes the net, y to frame coefficients, for programs without fem-frames: .pt2 (torch.export) or .onnx."""
         net = self.net
         if isinstance(net, MultigridNet):
-            if Path(path).suffix == ".onnx":
-                raise ValueError("ONNX cannot factorise matrices, as the net multigrid does: write a .pt2 file")
             net = self.to().net.requires_grad_(False)  # without gradients, the program may overwrite what it owns
             assert isinstance(net, MultigridNet)
             net.prepare_tracing()
