@@ -242,14 +242,15 @@ def solve_linear(
 ) -> Solution:
     """Solves DᵀC_yD w = b for functionals b (B, Nhat) of u on the frame, as adjoint solves need it, in float64.
 
-    For nonlinear energies the matrix is the second derivative at the coefficients `at` (B, Nhat). A vector b that
+    For nonlinear energies the matrix is the second derivative at the coefficients `at` (B, Nhat), for nonlinear weak
+    forms JᵀJ with the derivative J of the residual there. A vector b that
     belongs to no functional of u is not in the range of the matrix and raises a ConvergenceError.
     See docs/queries.md.
     """
     y, wide = formulation.check_parameters(y), check_accuracy(formulation.frame.dtype, tol, torch.float64)
     exact = in_precision(formulation, wide)
     if at is None and not formulation.is_quadratic:
-        raise ValueError("the energy is nonlinear: give the coefficients at= where its second derivative is taken")
+        raise ValueError("the equation is nonlinear: give the coefficients at= where its derivative is taken")
     M = exact.stable(y.to(wide)) if at is None else exact.curvature(at.to(wide), y.to(wide))
     M.check(b.to(wide), M.shape[1])
     b = b.to(wide)
