@@ -30,6 +30,7 @@ from fem_frames.frame.solutions import ReferenceSolutions
 from fem_frames.mesh.geometry import Floats, Ints
 from fem_frames.mesh.simplices import simplices
 from fem_frames.problem.definition import Problem
+from fem_frames.problem.densities import ENERGY
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +87,8 @@ class ReferenceSolver:
             data = Discretisation.from_hierarchy(hierarchy, problem, formulation)
             if problem.equation is not None:
                 check_equation(hierarchy, problem, data)
-                if len(motions_left_free(data.points, data.fields, data.length)):
+                is_energy = problem.density().kind == ENERGY
+                if is_energy and len(motions_left_free(data.points, data.fields, data.length)):
                     export_frame(hierarchy, problem, formulation, levels, "none")  # tests what the energy sees of them
             return data
 
