@@ -46,7 +46,7 @@ class _Parser(argparse.ArgumentParser):
         """Like argparse, but refuses `--option=--`, of which it would make an empty list."""
         if arg_strings == ["--"] and action.option_strings and action.nargs is None:
             raise argparse.ArgumentError(action, "its value is --: give another one")
-        return super()._get_values(action, arg_strings)  # type: ignore[misc]
+        return super()._get_values(action, arg_strings)
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """Like argparse, but without hiding errors: help that cannot be written is not a success."""
