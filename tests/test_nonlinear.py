@@ -219,7 +219,7 @@ def test_multigrid_that_was_asked_for_says_that_matrices_are_not_positive():
 def test_what_solves_linear_equations_refuses_nonlinear_energies():
     exact = formulation("carreau")
     y = samples(exact, 2)
-    with pytest.raises(ValueError, match="the energy is nonlinear: give the coefficients at="):
+    with pytest.raises(ValueError, match="the equation is nonlinear: give the coefficients at="):
         solve_linear(exact, y, exact.load(y))
     with pytest.raises(ValueError, match="answer solves linear equations, but the energy of carreau is not quadratic"):
         Multigrid(exact).answer(y)
@@ -296,7 +296,7 @@ def test_outputs_of_nonlinear_energies_have_bounds():
     truth, found = certify_outputs(exact, w, y, output), certify_outputs(exact, w + e, y, output)
     assert found.bounded
     assert ((found.values - truth.values).abs() <= found.error_bound + truth.error_bound).all()
-    with pytest.raises(ValueError, match="adjoint solves do not bound outputs of nonlinear energies"):
+    with pytest.raises(ValueError, match="adjoint solves do not correct outputs of nonlinear equations"):
         certify_outputs(exact, w, y, output, adjoint=True)
 
 

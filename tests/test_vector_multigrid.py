@@ -22,6 +22,7 @@ from fem_frames import (
     P1Values,
     QuadraticFormulation,
     compiling,
+    differentiable_solve,
     error_bound,
     make_formulation,
     solve,
@@ -265,3 +266,27 @@ def test_gradients_flow_through_right_hand_sides():
     b = made.nodal_load(y)
     free = b.clone().requires_grad_()
     torch.autograd.gradcheck(lambda x: Multigrid(made).recorded(y).full(x), free, atol=1e-6, fast_mode=True)
+
+
+@pytest.mark.parametrize("name", ["plane, rollers", "species"])
+def test_gradients_in_y_are_refused_and_those_of_the_adjoint_solve_are_right(name):
+    """Products with A_y record none in its weights: what torch would find without them is wrong."""
+    made = formulation(name)
+    y, multigrid = samples(made.problem, 2), Multigrid(made)
+    b, free = made.nodal_load(y), y.clone().requires_grad_()
+    refused = pytest.raises(ValueError, match=r"no gradient in y: use fem_frames\.differentiable_solve")
+    for at in (multigrid.recorded(free), multigrid.at(free)):
+        for cycle in (at.full, at.A, at.v_cycle()):
+            with refused:
+                cycle(b)
+    with refused:
+        multigrid.answer(free, 1)
+
+    def total(y, w):
+        return made.frame.H(w).square().sum(1)
+
+    (found,) = torch.autograd.grad(total(free, differentiable_solve(made, free, 1e-12)).sum(), free)
+    step = 1e-4 * y[:, :1]
+    shift = torch.cat([step, torch.zeros_like(y[:, 1:])], dim=1)
+    low, high = (total(at, solve(made, at, 1e-13).w) for at in (y - shift, y + shift))
+    torch.testing.assert_close(found[:, 0], (high - low) / (2 * step[:, 0]), rtol=1e-6, atol=0)

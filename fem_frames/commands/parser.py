@@ -42,6 +42,12 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {' '.join(message.split())}; {self.prog} --help says more\n")
 
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        """Like argparse, but refuses `--option=--`, of which it would make an empty list."""
+        if arg_strings == ["--"] and action.option_strings and action.nargs is None:
+            raise argparse.ArgumentError(action, "its value is --: give another one")
+        return super()._get_values(action, arg_strings)
+
     def _print_message(self, message: str, file: Any = None) -> None:
         """Like argparse, but without hiding errors: help that cannot be written is not a success."""
         if message:

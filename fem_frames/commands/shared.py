@@ -168,9 +168,14 @@ def load_run(parsed: argparse.Namespace) -> Any:
 def numbers_of(text: str, option: str) -> list[float]:
     """Numbers from a comma-separated list that an option was given."""
     try:
-        return [float(part) for part in text.split(",")]
+        found = [float(part) for part in text.split(",")]
     except ValueError:
-        raise ValueError(f"{option} {text}: numbers with commas between them are expected, like 1,0.8,1.4") from None
+        shown = text if text.strip() else repr(text)
+        raise ValueError(f"{option} {shown}: numbers with commas between them are expected, like 1,0.8,1.4") from None
+    for part, number in zip(text.split(","), found, strict=True):
+        if not math.isfinite(number):
+            raise ValueError(f"{option} {text}: {part.strip()} is not finite")
+    return found
 
 
 def samples_of(parsed: argparse.Namespace, problem: Problem) -> Floats:

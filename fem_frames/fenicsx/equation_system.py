@@ -29,7 +29,7 @@ from fem_frames.problem.densities import Group
 from fem_frames.problem.equation import Equation, Unknown
 
 
-def check_equation(problem: Problem) -> None:
+def check_form(problem: Problem) -> None:
     """Raises a ValueError if PETSc cannot solve the problem's equation."""
     equation = problem.equation
     if equation is None:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from fem_frames.fenicsx import door, petsc
 from fem_frames.fenicsx.boundary import BoundaryData
 from fem_frames.fenicsx.door import MPI
-from fem_frames.fenicsx.equation_system import EquationSystem, Integrals, MeshGroups, check_equation
+from fem_frames.fenicsx.equation_system import EquationSystem, Integrals, MeshGroups, check_form
 from fem_frames.fenicsx.field_space import FieldSpace, NodalField
 from fem_frames.fenicsx.formulation_system import FormulationSystem
 from fem_frames.fenicsx.parallel import on_root, together, together_in_steps
@@ -23,10 +23,14 @@ from fem_frames.fenicsx.refinement import coarse_mesh, refine
 from fem_frames.fenicsx.solvers import choose_solver
 from fem_frames.frame.arrays import FrameArrays
 from fem_frames.frame.discretisation import Discretisation
+from fem_frames.frame.equation_checks import check_equation
+from fem_frames.frame.export import export_frame
+from fem_frames.frame.motions import motions_left_free
 from fem_frames.frame.solutions import ReferenceSolutions
 from fem_frames.mesh.geometry import Floats, Ints
 from fem_frames.mesh.simplices import simplices
 from fem_frames.problem.definition import Problem
+from fem_frames.problem.densities import ENERGY
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +73,7 @@ class ReferenceSolver:
         petsc_options: Mapping[str, Any] | None = None,
         comm: MPI.Comm = MPI.COMM_WORLD,
     ) -> None:
-        check_equation(problem)
+        check_form(problem)
         choose_solver(formulation, solver, problem=problem)
         levels = problem.check_levels(levels)
         coarse = coarse_mesh(problem.mesh)  # on all ranks: the mesh may be distributed
@@ -80,7 +84,13 @@ class ReferenceSolver:
             if comm.rank:
                 return None
             hierarchy = refine(coarse, levels, problem.refinement, problem.curved)
-            return Discretisation.from_hierarchy(hierarchy, problem, formulation)
+            data = Discretisation.from_hierarchy(hierarchy, problem, formulation)
+            if problem.equation is not None:
+                check_equation(hierarchy, problem, data)
+                is_energy = problem.density().kind == ENERGY
+                if is_energy and len(motions_left_free(data.points, data.fields, data.length)):
+                    export_frame(hierarchy, problem, formulation, levels, "none")  # tests what the energy sees of them
+            return data
 
         self._set_up(problem, formulation, together(comm, discretise), solver, petsc_options or {}, comm)
 
@@ -96,7 +106,7 @@ class ReferenceSolver:
     ) -> ReferenceSolver:
         """The solver on the finest mesh of a frame, without refining the mesh again."""
         made = cls.__new__(cls)
-        check_equation(problem)
+        check_form(problem)
         solver = choose_solver(arrays.formulation, solver, arrays.dimension, problem)
         data = Discretisation.from_frame(arrays)
         made._set_up(arrays.with_tags(problem), arrays.formulation, data, solver, petsc_options or {}, comm)

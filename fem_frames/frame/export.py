@@ -95,6 +95,10 @@ def export_frame(
             **door.versions(),
         },
     )
+    if problem.equation is not None:
+        from fem_frames.formulations.held_motions import check_motions
+
+        check_motions(made, problem)
     if problem.normalisation == "energy":
         from fem_frames.formulations.normalisation import in_nominal_energy
 

@@ -100,6 +100,16 @@ class Coordinates:
             start += size
         return torch.cat(pieces, dim=1)
 
+    def on_nodes(self, b: Tensor) -> Tensor:
+        """(B, N) a functional on the nodal basis from its values (B, Nhat) on the frame: the transpose of the above."""
+        pieces, start = [], 0
+        for family in self._arrays.families:
+            start += sum(family.level_sizes)
+            if family.name == family.field:
+                scale = family.scale[-1]
+                pieces.append(b[:, start - len(scale) : start] / torch.as_tensor(np.array(scale)).to(b))
+        return torch.cat(pieces, dim=1)
+
     def _like(self, free: Tensor) -> list[tuple[str, Tensor, Tensor]]:
         """The name, free places and lift of each field, copied once to the device and dtype of the values."""
         key = (free.device, free.dtype)

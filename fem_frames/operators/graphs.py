@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fem_frames.frame.graphs import Graph
 from fem_frames.frame.sparse import SparseMatrix
+from fem_frames.operators.checking import is_recorded
 from fem_frames.operators.linear import RowOperator
 from fem_frames.operators.products import SparseProduct, accumulation_dtype
 
@@ -70,15 +71,21 @@ class GraphProducts:
 
 
 class GraphMatrix(RowOperator):
-    """A = Gᵀ diag(c) G for weights c (E, B), one matrix per sample; symmetric."""
+    """A = Gᵀ diag(c) G for weights c (E, B), one matrix per sample; symmetric. Products have no gradient in c."""
 
     def __init__(self, products: GraphProducts, weights: Tensor) -> None:
         self.products, self.weights = products, weights
+        self._is_differentiated = is_recorded(weights) and not torch.compiler.is_compiling()
         self.shape = (products.size,) * 2
         self.dtype, self.device, self.batch = products.dtype, products.device, weights.shape[1]
 
     def rows(self, x: Tensor) -> Tensor:
         """(n, B) to (n, B)."""
+        if self._is_differentiated:
+            raise ValueError(
+                "multigrid has no gradient in y: use fem_frames.differentiable_solve(formulation, y), which takes one "
+                "adjoint solve, or pass y.detach()"
+            )
         flow = self.products.differences(x)
         return self.products.divergence(flow.mul_(self.weights))
 

@@ -5,6 +5,10 @@ in a direction v solves DᵀC_yD dw = -∂r/∂y v; for nonlinear energies the m
 solution. The matrix is symmetric and its kernel does not depend on y: the frame is
 redundant, but in the same way for every y.
 
+For weak forms with the residual ρ on the frame and its derivative J, r = Jᵀρ. At the solution ρ = 0, so that
+∂r/∂w = JᵀJ and ∂r/∂y = Jᵀ ∂ρ/∂y. With JᵀJ λ = g, μ = Jλ solves the adjoint equation Jᵀμ = g of the weak form itself,
+and gᵀ ∂w/∂y = -μᵀ ∂ρ/∂y.
+
 B samples, Nhat frame coefficients.
 """
 

@@ -127,7 +127,10 @@ class Multigrid:
         return self._compiled.at(data.detach())
 
     def recorded(self, y: Tensor) -> TorchMultigrid:
-        """The same in torch operations, for gradients through right-hand sides or the weights of a plan."""
+        """The same in torch operations, for gradients through right-hand sides or the weights of a plan.
+
+        There are none in y: `differentiable_solve` has them.
+        """
         return self._in_torch.at(self._data(y))
 
     def _data(self, y: Tensor, w: Tensor | None = None) -> Tensor:

@@ -75,7 +75,7 @@ def certify_outputs(
     """
     if adjoint and not formulation.is_quadratic:
         raise ValueError(
-            "adjoint solves do not bound outputs of nonlinear energies, whose second derivative is another one at the "
+            "adjoint solves do not correct outputs of nonlinear equations, whose derivative is another one at the "
             "solution: leave out adjoint, or improve the answer first"
         )
     if formulation.frame.dtype != torch.float64:

@@ -49,7 +49,7 @@ class Forward:
                 "--through or --functional"
             )
         if settings.adjoint and not self._exact.is_quadratic:
-            raise ValueError("adjoint does not correct outputs of nonlinear energies: leave it out")
+            raise ValueError("adjoint does not correct outputs of nonlinear equations: leave it out")
         if settings.bounded and not self.has_bounds:
             raise ValueError(
                 f"the formulation {self._exact.name} has no bound in the energy norm against the discrete solution: "
