@@ -1,9 +1,8 @@
 """Renumbers the unknowns of a multigrid's levels so that the numbers of neighbours differ by little.
 
-Points of refined meshes are numbered level by level, so the neighbours of a point are scattered. Here the points of the
-finest level are in the order of Cuthill and McKee, which is that of a wave through the mesh, and those of coarser levels
-follow it. So a wave of work can pass through all unknowns in order, and others may follow it closely: `Chunks` says how
-closely.
+Points of refined meshes are numbered level by level, so the neighbours of a point are scattered. Here the points of
+the finest level are in the order of Cuthill and McKee, that of a wave through the mesh, and those of coarser levels
+follow it. So steps of work can go through all unknowns close behind each other: `Chunks` says how close.
 
 n unknowns and E rows of G on a level.
 """

@@ -1,8 +1,8 @@
-"""Multigrid cycles in compiled code, for float32 and float64 on processors: `cycles.c` beside this file.
+"""Multigrid cycles in compiled code, for float32 and float64 on processors: `matrices.c`, `sweeps.c`, `cycles.c`.
 
 A vector holds one number of up to 16 samples in float32, or of 8 in float64: a block. All levels of one block are
-worked on before the next block, so that they stay in the cache. Threads take different blocks, and few samples get
-short vectors.
+worked on before the next block, so that they stay in the cache; where a level is too large for that, its steps go
+through it together, chunk after chunk. Threads take different blocks, and few samples get short vectors.
 
 B samples, n unknowns of a level, N of the finest one, E weights of a level, K cells.
 """
@@ -22,18 +22,19 @@ from fem_frames.compiling import Source, compiled, in_threads
 from fem_frames.frame.graph_order import Chunks, Order, reordered
 from fem_frames.frame.graphs import Graph, GraphHierarchy, GraphLevel
 from fem_frames.frame.sparse import SparseMatrix
-from fem_frames.mesh.geometry import Ints
 from fem_frames.operators.checking import is_recorded
 from fem_frames.operators.linear import RowOperator, batch_last
 from fem_frames.solvers.cycle_plans import Chebyshev, Cycle, Plan
 from fem_frames.solvers.sample_multigrid import INDEFINITE, SampleMultigrid, relative_estimate
 
-PARTS = "matrices.c", "cycles.c"  # in this order
+PARTS = "matrices.c", "sweeps.c", "cycles.c"  # of the source, in this order
 ELSE = "multigrid runs in torch operations, which are slower"
 REALS = {torch.float32: ("float", np.float32), torch.float64: ("double", np.float64)}
-CHUNK = 64  # points
+CHUNK = 256  # points
+VECTORS = 4  # that a sweep reads or writes, with the inverse diagonal
+CACHED = 2**23  # bytes that a sweep needs of a level, up to which the level is one chunk
 WIDTHS = (16, 32, 64)  # bytes of a vector
-CACHE = 2**23  # bytes of a block above which the second width is faster than the last
+TOGETHER = 2**24  # bytes of matrices that an answer makes before it solves; more would be new memory in every call
 FULL, FROM_ZERO, FROM_GIVEN = 0, 1, 2  # starts of an answer
 
 _Pointer, _Number = ctypes.c_void_p, ctypes.c_int64
@@ -84,6 +85,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 
 
 def source_code() -> str:
+    """The compiled functions in C."""
     return "".join(Path(__file__).with_name(part).read_text() for part in PARTS)
 
 
@@ -114,11 +116,17 @@ class CompiledMultigrids:
         self._rows = sum(len(g.edges) + len(g.grounds) + g.size for g in (level.graph for level in tables.levels))
         self._levels: dict[int, CompiledLevels] = {}
 
+    @property
+    def together(self) -> int:
+        """How many samples an answer takes at a time."""
+        block = WIDTHS[-1] * self._rows
+        threads, lanes = torch.get_num_threads(), WIDTHS[-1] // self._dtype.itemsize
+        return lanes * threads * max(1, TOGETHER // (block * threads))
+
     def at(self, data: Tensor) -> CompiledMultigrid:
         """The matrices for diffusion numbers (K, B) of the finest cells, or for weights (E, B) of the finest level."""
-        largest = WIDTHS[-1] if WIDTHS[-1] * self._rows <= CACHE else WIDTHS[-2]
         needed = data.shape[1] * self._dtype.itemsize
-        width = next((width for width in WIDTHS if needed <= width <= largest), largest)
+        width = next((width for width in WIDTHS if needed <= width), WIDTHS[-1])
         if width not in self._levels:
             library = kernels(self._dtype, self._device, width, self._at_point)
             assert library is not None
@@ -142,7 +150,8 @@ class CompiledLevels:
         for made, level, signed in zip(levels, tables.levels, tables.signed, strict=True):
             graph = level.graph
             made.unknowns, made.weights = graph.size, len(graph.edges) + len(graph.grounds)
-            parts = Chunks.of(level, CHUNK)
+            entries = made.unknowns * VECTORS + made.weights
+            parts = Chunks.of(level, CHUNK if entries * width > CACHED else graph.size)
             made.first = self._pointer(parts.first)
             fields = (parts.points, parts.inverses, parts.edges, parts.reach, parts.coarse)
             made.chunks = _Chunks(len(parts.reach), *(self._pointer(a.astype(np.int64)) for a in fields))

@@ -1,14 +1,14 @@
-/* The matrices of a multigrid for a batch of samples: one sample per lane of a vector, all levels of one vector's samples
-   at a time.
+/* The matrices of a multigrid for a batch of samples: one sample per lane of a vector, all levels of one vector's
+   samples at a time.
 
    A_y = G' diag(c) G on every level. The samples of one vector, a block, go through set-up or solution together: a
-   smoothing step reads the weights c once. fem_frames/solvers/compiled_cycles.py compiles this file with cycles.c behind
-   it, for REAL float and double, for vectors of WIDTH bytes and for at most POINT unknowns at a point, which are
-   consecutive; fem_frames/solvers/torch_cycles.py says the same in torch.
+   smoothing step reads the weights c once. fem_frames/solvers/compiled_cycles.py compiles this file with sweeps.c and
+   cycles.c behind it, for REAL float and double, for vectors of WIDTH bytes and for at most POINT unknowns at a point,
+   which are consecutive; fem_frames/solvers/torch_cycles.py says the same in torch.
 
-   n unknowns of a level, E rows of G, K cells, B samples. Matrices of a caller are (rows, B) with the batch last; inside,
-   an array is (rows) of lanes. Vectors over unknowns have one more row, which is zero: the neighbour that grounds.
-   Chunks are parts of a level's points, which follow each other; cycles.c says what for. */
+   n unknowns of a level, E rows of G, K cells, B samples. Matrices of a caller are (rows, B) with the batch last;
+   inside, an array is (rows) of lanes. Vectors over unknowns have one more row, which is zero: the neighbour that
+   grounds. Chunks are parts of a level's points, which follow each other; sweeps.c says what for. */
 
 #include <stdint.h>
 #include <string.h>
@@ -50,7 +50,8 @@ typedef struct {
     const level *levels;
     const int32_t *order;      /* (N) the caller's numbers of the finest unknowns */
     const int32_t *data_order; /* (given) the caller's numbers of the data; null where they are the same */
-    int64_t count, given, factor_at, block; /* levels; rows of the data; place of the coarsest factor; size of a block */
+    int64_t count, given;      /* levels; rows of the data */
+    int64_t factor_at, block;  /* place of the coarsest factor; size of a block */
 } hierarchy;
 
 /* The unknowns at a point are FIRST(L, p), ..., FIRST(L, p + 1) - 1; for one field a point has one unknown. */
@@ -219,7 +220,8 @@ static void average(lanes *values, int64_t cells, int64_t children) {
 
 /* Fills a block from data (given, B); the lane whose coarsest matrix is not positive definite, or -1. `space` has room
    for the data of the block. */
-static int set_up_block(const hierarchy *h, const real *data, int64_t samples, int64_t number, lanes *block, lanes *space) {
+static int set_up_block(const hierarchy *h, const real *data, int64_t samples, int64_t number, lanes *block,
+                        lanes *space) {
     const level *finest = h->levels + h->count - 1;
     const place at = {h->data_order, samples, number};
     gather(data, &at, 0, h->given, finest->set_up.starts ? space : block + finest->weights_at);
