@@ -98,10 +98,11 @@ def test_answers_do_not_depend_on_chunks(name, chunk, monkeypatch):
         assert_near(found.refined(b, start, steps, cycle), plain.refined(b, start, steps, cycle))
 
 
+@pytest.mark.parametrize("as_wave", [True, False])
 @pytest.mark.parametrize("size", [1, 6, 1000])
 @pytest.mark.parametrize("name", ["square, mixed", "cube", "algebraic Robin"])
-def test_chunks_know_what_they_depend_on(name, size):
-    tables, order = reordered(Multigrid(formulation(name))._tables)
+def test_chunks_know_what_they_depend_on(name, size, as_wave):
+    tables, order = reordered(Multigrid(formulation(name))._tables, as_wave)
     assert sorted(order.unknowns) == [*range(tables.levels[-1].graph.size)]
     for level in tables.levels:
         chunks, graph = Chunks.of(level, size), level.graph
@@ -125,7 +126,7 @@ def test_chunks_know_what_they_depend_on(name, size):
 
 
 def test_a_wave_through_a_square_is_as_narrow_as_its_side():
-    tables, _ = reordered(Multigrid(formulation("square"))._tables)
+    tables, _ = reordered(Multigrid(formulation("square"))._tables, as_wave=True)
     for level in tables.levels:
         side = round(level.graph.size**0.5)
         assert side**2 == level.graph.size

@@ -1,8 +1,9 @@
 """Renumbers the unknowns of a multigrid's levels so that the numbers of neighbours differ by little.
 
-Points of refined meshes are numbered level by level, so the neighbours of a point are scattered. Here the points of
-the finest level are in the order of Cuthill and McKee, that of a wave through the mesh, and those of coarser levels
-follow it. So steps of work can go through all unknowns close behind each other: `Chunks` says how close.
+Points of refined meshes are numbered level by level, so the neighbours of a point are scattered. The children of a cell
+are contiguous, which makes the order of the cells a space-filling curve. Points of the finest level follow it, or they
+are in the order of Cuthill and McKee, that of a wave through the mesh: then steps of work can go through all unknowns
+close behind each other, and `Chunks` says how close. Points of coarser levels follow those of the finest one.
 
 n unknowns and E rows of G on a level.
 """
@@ -30,13 +31,14 @@ class Order:
     """(E,) of the finest level where they are given instead of computed from cells; None where they are computed."""
 
 
-def reordered(tables: GraphHierarchy) -> tuple[GraphHierarchy, Order]:
-    """The same hierarchy with other numbers of unknowns and rows.
+def reordered(tables: GraphHierarchy, as_wave: bool) -> tuple[GraphHierarchy, Order]:
+    """The same hierarchy with other numbers of unknowns and rows: as a wave goes, or along the cells.
 
     Unknowns at the same point get consecutive numbers, and edges follow their lower unknown. Columns of `of_cells` and
     the rows of `of_local` keep their numbers.
     """
-    order = _order(_wave(tables.levels[-1].graph), tables.levels[-1].graph.points)
+    graph = tables.levels[-1].graph
+    order = _order(_wave(graph) if as_wave else _first_cells(tables), graph.points)
     finest, made = order, []
     given, rows = None, np.empty(0, np.int64)
     for index in range(len(tables.levels) - 1, -1, -1):
@@ -60,6 +62,23 @@ def _order(keys: Ints, points: Ints) -> Ints:
     least = np.full(len(known), np.iinfo(np.int64).max)
     np.minimum.at(least, point.ravel(), keys)
     return np.lexsort((point.ravel(), least[point.ravel()]))
+
+
+def _first_cells(tables: GraphHierarchy) -> Ints:
+    """(n,) for each unknown of the finest level the first column of its weights' table, which grows with the cell."""
+    level = tables.levels[-1]
+    table, graph = level.of_cells or tables.of_local, level.graph
+    assert table is not None
+    first = table.columns[table.starts[:-1]]  # no row is empty; columns are sorted
+    found = np.full(graph.size, np.iinfo(np.int64).max)
+    m = len(graph.edges)
+    for unknowns, columns in (
+        (graph.edges[:, 0], first[:m]),
+        (graph.edges[:, 1], first[:m]),
+        (graph.grounds, first[m:]),
+    ):
+        np.minimum.at(found, unknowns, columns)
+    return found
 
 
 def _wave(graph: Graph) -> Ints:

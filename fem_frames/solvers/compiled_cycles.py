@@ -110,7 +110,7 @@ class CompiledMultigrids:
 
     def __init__(self, tables: GraphHierarchy, dtype: torch.dtype, device: torch.device) -> None:
         """`kernels` must not be None for the precision and the device."""
-        self._tables, self._order = reordered(tables)
+        self._tables, self._order = reordered(tables, as_wave=_is_large(tables.levels[-1].graph, WIDTHS[-1]))
         self._dtype, self._device = dtype, device
         self._at_point = max(len(level.graph.at_points) for level in tables.levels)
         self._rows = sum(len(g.edges) + len(g.grounds) + g.size for g in (level.graph for level in tables.levels))
@@ -150,8 +150,7 @@ class CompiledLevels:
         for made, level, signed in zip(levels, tables.levels, tables.signed, strict=True):
             graph = level.graph
             made.unknowns, made.weights = graph.size, len(graph.edges) + len(graph.grounds)
-            entries = made.unknowns * VECTORS + made.weights
-            parts = Chunks.of(level, CHUNK if entries * width > CACHED else graph.size)
+            parts = Chunks.of(level, CHUNK if _is_large(graph, width) else graph.size)
             made.first = self._pointer(parts.first)
             fields = (parts.points, parts.inverses, parts.edges, parts.reach, parts.coarse)
             made.chunks = _Chunks(len(parts.reach), *(self._pointer(a.astype(np.int64)) for a in fields))
@@ -208,6 +207,11 @@ class CompiledLevels:
             return run(first, last, scratch.data_ptr())
         finally:
             self._spare.append(scratch)
+
+
+def _is_large(graph: Graph, width: int) -> bool:
+    """Whether a level does not fit into the cache, and steps should go through it together."""
+    return width * (VECTORS * graph.size + len(graph.edges) + len(graph.grounds)) > CACHED
 
 
 def _incident(graph: Graph) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -78,8 +78,9 @@ typedef struct {
 
 static void gather(const real *from, const place *at, int64_t begin, int64_t end, lanes *to) {
     const int64_t first = at->block * LANES, samples = at->samples;
+    const int32_t *order = at->order;
     for (int64_t i = begin; i < end; i++) {
-        const real *row = from + (at->order ? at->order[i] : i) * samples;
+        const real *row = from + (order ? order[i] : i) * samples;
         if (first + LANES <= samples) memcpy(to + i, row + first, sizeof(lanes));
         else
             for (int l = 0; l < LANES; l++) to[i][l] = row[first + l < samples ? first + l : samples - 1];
@@ -88,8 +89,9 @@ static void gather(const real *from, const place *at, int64_t begin, int64_t end
 
 static void scatter(const lanes *from, const place *at, int64_t begin, int64_t end, real *to) {
     const int64_t first = at->block * LANES, samples = at->samples;
+    const int32_t *order = at->order;
     for (int64_t i = begin; i < end; i++) {
-        real *row = to + (at->order ? at->order[i] : i) * samples + first;
+        real *row = to + (order ? order[i] : i) * samples + first;
         if (first + LANES <= samples) memcpy(row, from + i, sizeof(lanes));
         else memcpy(row, from + i, sizeof(real) * (size_t)(samples - first));
     }
