@@ -13,8 +13,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy import sparse
-from scipy.sparse import csgraph
 
 from fem_frames.frame.graphs import Graph, GraphHierarchy, GraphLevel
 from fem_frames.frame.sparse import SparseMatrix
@@ -83,6 +81,9 @@ def _first_cells(tables: GraphHierarchy) -> Ints:
 
 def _wave(graph: Graph) -> Ints:
     """(n,) the place of each unknown's point in the order of Cuthill and McKee."""
+    from scipy import sparse
+    from scipy.sparse import csgraph
+
     known, point = np.unique(graph.points, return_inverse=True)
     point = point.ravel()
     pairs = point[graph.edges]
