@@ -12,7 +12,9 @@ from frames import samples
 from test_multigrid import FRAMES, OTHERS, formulation
 
 from fem_frames import Cycle, Multigrid, compiling, solve
+from fem_frames.frame.graph_order import Chunks, reordered
 from fem_frames.solvers import compiled_cycles
+from fem_frames.solvers.compiled_cycles import source_code
 from fem_frames.solvers.cycle_plans import Chebyshev, Plan
 
 pytestmark = pytest.mark.serial
@@ -71,6 +73,74 @@ def test_compiled_cycles_are_those_in_torch(name, dtype):
     (found, share), (expected, its_share) = (at.judged_cycle(b, Uneven()) for at in (compiled, plain))
     assert_near(found, expected)
     torch.testing.assert_close(share, its_share, rtol=1e-3, atol=1e3 * torch.finfo(share.dtype).eps)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 7, 40])
+@pytest.mark.parametrize(
+    "name", ["square, mixed", "interval", "cube", "algebraic Robin", "curved", "square, one level"]
+)
+def test_answers_do_not_depend_on_chunks(name, chunk, monkeypatch):
+    """Steps that go through a level together do what they do one after the other."""
+    made = formulation(name)
+    y = samples(made.problem, 5)
+    plain, b = Multigrid(made).recorded(y), made.nodal_load(y)
+    monkeypatch.setattr(compiled_cycles, "CHUNK", chunk)
+    monkeypatch.setattr(compiled_cycles, "CACHED", 0)
+    found = Multigrid(made).at(y)
+    rows, start = b.T.contiguous(), 0.5 * plain.full(b)
+    for plan in PLANS:
+        assert_near(found.full_cycle(rows, plan), plain.full_cycle(rows.clone(), plan))
+        assert_near(found.preconditioned(rows, plan), plain.preconditioned(rows.clone(), plan))
+    assert_near(found.A(start), plain.A(start))
+    torch.testing.assert_close(found.estimate(start, b), plain.estimate(start, b), rtol=1e-8, atol=0)
+    for steps, cycle in ((0, Cycle()), (1, Cycle()), (4, Cycle()), (2, Cycle(1, 1, visits=2))):
+        assert_near(found.answer(b, steps, cycle), plain.answer(b, steps, cycle))
+        assert_near(found.refined(b, start, steps, cycle), plain.refined(b, start, steps, cycle))
+
+
+@pytest.mark.parametrize("as_wave", [True, False])
+@pytest.mark.parametrize("size", [1, 6, 1000])
+@pytest.mark.parametrize("name", ["square, mixed", "cube", "algebraic Robin"])
+def test_chunks_know_what_they_depend_on(name, size, as_wave):
+    tables, order = reordered(Multigrid(formulation(name))._tables, as_wave)
+    assert sorted(order.unknowns) == [*range(tables.levels[-1].graph.size)]
+    for level in tables.levels:
+        chunks, graph = Chunks.of(level, size), level.graph
+        count = len(chunks.reach)
+        begin = chunks.first[chunks.points]
+        chunk_of = [next(k for k in range(count) if i < begin[k + 1]) for i in range(graph.size)]
+        neighbours = [{chunk_of[i]} for i in range(graph.size)]
+        for i, j in graph.edges:
+            neighbours[i].add(chunk_of[j])
+            neighbours[j].add(chunk_of[i])
+        for k in range(count):
+            assert chunks.reach[k] == 1 + max(max(neighbours[i]) for i in range(begin[k + 1]))
+            assert {chunk_of[i] for i in graph.edges[chunks.edges[k] : chunks.edges[k + 1], 0]} <= {k}
+        assert chunks.edges[-1] == len(graph.edges)
+        if level.prolongation is not None:
+            P = level.prolongation.to_scipy().tocsc()
+            last = [max((chunk_of[i] for i in P[:, [c]].indices), default=0) for c in range(P.shape[1])]
+            for k in range(count + 1):
+                assert max(last[: chunks.coarse[k]], default=-1) < k
+            assert chunks.coarse[-1] == P.shape[1]
+
+
+def test_a_wave_through_a_square_is_as_narrow_as_its_side():
+    tables, _ = reordered(Multigrid(formulation("square"))._tables, as_wave=True)
+    for level in tables.levels:
+        side = round(level.graph.size**0.5)
+        assert side**2 == level.graph.size
+        assert int((level.graph.edges[:, 1] - level.graph.edges[:, 0]).max()) <= 2 * side
+
+
+def test_answers_do_not_depend_on_how_many_samples_go_together(monkeypatch):
+    made = formulation("square, mixed", "float32")
+    y = samples(made.problem, 53, torch.float32)
+    multigrid = Multigrid(made)
+    whole = multigrid.answer(y)
+    monkeypatch.setattr(compiled_cycles, "TOGETHER", 0)
+    assert multigrid._compiled.together == 16 * torch.get_num_threads()
+    assert_near(multigrid.answer(y), whole, 100)
 
 
 @pytest.mark.parametrize("dtype", REALS)
@@ -267,8 +337,8 @@ def test_the_source_compiles_without_warnings(tmp_path):
     compiler = compiling._compiler()
     for real in ("float", "double"):
         flags = ["-std=c11", "-Wall", "-Wextra", "-Wno-psabi", "-Werror", f"-DREAL={real}", "-DWIDTH=64"]
-        command = [compiler, *flags, "-c", str(compiled_cycles.SOURCE), "-o", str(tmp_path / "cycles.o")]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        command = [compiler, *flags, "-c", "-x", "c", "-", "-o", str(tmp_path / "cycles.o")]
+        done = subprocess.run(command, input=source_code(), capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
 
 
@@ -277,8 +347,8 @@ def test_memory_is_used_within_its_bounds(tmp_path):
     compiler = compiling._compiler()
     flags = [*compiling.FLAGS, "-O1", "-g", "-fsanitize=undefined", "-fsanitize-undefined-trap-on-error"]
     library = tmp_path / "cycles.so"
-    command = [compiler, *flags, "-DREAL=float", "-DWIDTH=64", str(compiled_cycles.SOURCE), "-o", str(library)]
-    if subprocess.run(command, capture_output=True, timeout=120).returncode:
+    command = [compiler, *flags, "-DREAL=float", "-DWIDTH=64", "-x", "c", "-", "-o", str(library)]
+    if subprocess.run(command, input=source_code().encode(), capture_output=True, timeout=120).returncode:
         pytest.skip("the compiler has no sanitizers")
     tests = Path(__file__).parent
     program = f"""
@@ -288,6 +358,7 @@ import torch
 from fem_frames.solvers import compiled_cycles
 compiled_cycles.compiled = lambda *a: ctypes.CDLL({str(library)!r})
 compiled_cycles.WIDTHS = (64, 64)
+compiled_cycles.CHUNK, compiled_cycles.CACHED = 5, 0
 from test_multigrid import formulation
 from frames import samples
 from fem_frames import Multigrid

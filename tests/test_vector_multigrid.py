@@ -135,9 +135,13 @@ def test_cycles_solve(name):
     assert 0.1 < float(ratio.min()) <= float(ratio.max()) < 2
 
 
+@pytest.mark.parametrize("chunk", [1, 5, None])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("name", CASES)
-def test_compiled_cycles_are_those_in_torch(name, dtype):
+def test_compiled_cycles_are_those_in_torch(name, dtype, chunk, monkeypatch):
+    if chunk is not None:
+        monkeypatch.setattr(compiled_cycles, "CHUNK", chunk)
+        monkeypatch.setattr(compiled_cycles, "CACHED", 0)
     made = formulation(name, dtype)
     y = samples(made.problem, 5, made.wide)
     compiled, plain = both(made, y)
@@ -155,8 +159,9 @@ def test_compiled_cycles_are_those_in_torch(name, dtype):
 @pytest.mark.parametrize("real", ["float", "double"])
 def test_the_source_compiles_without_warnings_for_several_unknowns_at_a_point(real, tmp_path):
     flags = ["-std=c11", "-Wall", "-Wextra", "-Wno-psabi", "-Werror", f"-DREAL={real}", "-DWIDTH=64", "-DPOINT=3"]
-    command = [compiling._compiler(), *flags, "-c", str(compiled_cycles.SOURCE), "-o", str(tmp_path / "cycles.o")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    command = [compiling._compiler(), *flags, "-c", "-x", "c", "-", "-o", str(tmp_path / "cycles.o")]
+    source = compiled_cycles.source_code()
+    done = subprocess.run(command, input=source, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 
 

@@ -1,8 +1,8 @@
-"""Multigrid cycles in compiled code, for float32 and float64 on processors: `cycles.c` beside this file.
+"""Multigrid cycles in compiled code, for float32 and float64 on processors: `matrices.c`, `sweeps.c`, `cycles.c`.
 
 A vector holds one number of up to 16 samples in float32, or of 8 in float64: a block. All levels of one block are
-worked on before the next block, so that they stay in the cache. Threads take different blocks, and few samples get
-short vectors.
+worked on before the next block, so that they stay in the cache; where a level is too large for that, its steps go
+through it together, chunk after chunk. Threads take different blocks, and few samples get short vectors.
 
 B samples, n unknowns of a level, N of the finest one, E weights of a level, K cells.
 """
@@ -19,20 +19,22 @@ import torch
 from torch import Tensor
 
 from fem_frames.compiling import Source, compiled, in_threads
-from fem_frames.frame.graph_order import reordered
+from fem_frames.frame.graph_order import Chunks, Order, reordered
 from fem_frames.frame.graphs import Graph, GraphHierarchy, GraphLevel
 from fem_frames.frame.sparse import SparseMatrix
-from fem_frames.mesh.geometry import Ints
 from fem_frames.operators.checking import is_recorded
 from fem_frames.operators.linear import RowOperator, batch_last
 from fem_frames.solvers.cycle_plans import Chebyshev, Cycle, Plan
 from fem_frames.solvers.sample_multigrid import INDEFINITE, SampleMultigrid, relative_estimate
 
-SOURCE = Path(__file__).with_name("cycles.c")
+PARTS = "matrices.c", "sweeps.c", "cycles.c"  # of the source, in this order
 ELSE = "multigrid runs in torch operations, which are slower"
 REALS = {torch.float32: ("float", np.float32), torch.float64: ("double", np.float64)}
+CHUNK = 256  # points
+VECTORS = 4  # that a sweep reads or writes, with the inverse diagonal
+CACHED = 2**23  # bytes that a sweep needs of a level, up to which the level is one chunk
 WIDTHS = (16, 32, 64)  # bytes of a vector
-CACHE = 2**23  # bytes of a block above which the second width is faster than the last
+TOGETHER = 2**24  # bytes of matrices that an answer makes before it solves; more would be new memory in every call
 FULL, FROM_ZERO, FROM_GIVEN = 0, 1, 2  # starts of an answer
 
 _Pointer, _Number = ctypes.c_void_p, ctypes.c_int64
@@ -42,10 +44,18 @@ class _Table(ctypes.Structure):
     _fields_ = [(name, _Pointer) for name in ("starts", "columns", "weights")]
 
 
+class _Chunks(ctypes.Structure):
+    _fields_ = [
+        ("count", _Number),
+        *((name, _Pointer) for name in ("points", "inverses", "edges", "reach", "coarse")),
+    ]
+
+
 class _Level(ctypes.Structure):
     _fields_ = [
-        *((name, _Number) for name in ("unknowns", "weights", "cells", "points")),
+        *((name, _Number) for name in ("unknowns", "weights", "cells")),
         *((name, _Pointer) for name in ("first", "starts", "neighbours", "rows")),
+        ("chunks", _Chunks),
         *((name, _Table) for name in ("set_up", "prolongation", "restriction")),
         *((name, _Number) for name in ("signed_weights", "weights_at", "inverse_at")),
     ]
@@ -55,6 +65,7 @@ class _Hierarchy(ctypes.Structure):
     _fields_ = [
         ("levels", _Pointer),
         ("order", _Pointer),
+        ("data_order", _Pointer),
         *((name, _Number) for name in ("count", "given", "factor_at", "block")),
     ]
 
@@ -73,6 +84,11 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 }
 
 
+def source_code() -> str:
+    """The compiled functions in C."""
+    return "".join(Path(__file__).with_name(part).read_text() for part in PARTS)
+
+
 def kernels(dtype: torch.dtype, device: torch.device, width: int = WIDTHS[-1], at_point: int = 1) -> ctypes.CDLL | None:
     """The compiled functions for this precision and at most `at_point` unknowns at a point.
 
@@ -81,7 +97,7 @@ def kernels(dtype: torch.dtype, device: torch.device, width: int = WIDTHS[-1], a
     if device.type != "cpu" or dtype not in REALS:
         return None
     flags = (f"-DREAL={REALS[dtype][0]}", f"-DWIDTH={width}", f"-DPOINT={at_point}")
-    library = compiled(Source("cycles", SOURCE.read_text(), flags, else_=ELSE))
+    library = compiled(Source("cycles", source_code(), flags, else_=ELSE))
     if library is not None:
         for name, (result, arguments) in SIGNATURES.items():
             function = getattr(library, name)
@@ -94,17 +110,23 @@ class CompiledMultigrids:
 
     def __init__(self, tables: GraphHierarchy, dtype: torch.dtype, device: torch.device) -> None:
         """`kernels` must not be None for the precision and the device."""
-        self._tables, self._order = reordered(tables)
+        self._tables, self._order = reordered(tables, as_wave=_is_large(tables.levels[-1].graph, WIDTHS[-1]))
         self._dtype, self._device = dtype, device
         self._at_point = max(len(level.graph.at_points) for level in tables.levels)
         self._rows = sum(len(g.edges) + len(g.grounds) + g.size for g in (level.graph for level in tables.levels))
         self._levels: dict[int, CompiledLevels] = {}
 
+    @property
+    def together(self) -> int:
+        """How many samples an answer takes at a time."""
+        block = WIDTHS[-1] * self._rows
+        threads, lanes = torch.get_num_threads(), WIDTHS[-1] // self._dtype.itemsize
+        return lanes * threads * max(1, TOGETHER // (block * threads))
+
     def at(self, data: Tensor) -> CompiledMultigrid:
         """The matrices for diffusion numbers (K, B) of the finest cells, or for weights (E, B) of the finest level."""
-        largest = WIDTHS[-1] if WIDTHS[-1] * self._rows <= CACHE else WIDTHS[-2]
         needed = data.shape[1] * self._dtype.itemsize
-        width = next((width for width in WIDTHS if needed <= width <= largest), largest)
+        width = next((width for width in WIDTHS if needed <= width), WIDTHS[-1])
         if width not in self._levels:
             library = kernels(self._dtype, self._device, width, self._at_point)
             assert library is not None
@@ -116,9 +138,9 @@ class CompiledLevels:
     """The tables of all levels for the compiled functions with vectors of `width` bytes."""
 
     def __init__(
-        self, tables: GraphHierarchy, order: Ints, dtype: torch.dtype, library: ctypes.CDLL, width: int
+        self, tables: GraphHierarchy, order: Order, dtype: torch.dtype, library: ctypes.CDLL, width: int
     ) -> None:
-        """`order` (N,) has the caller's numbers of the finest unknowns."""
+        """`order` has the caller's numbers of the finest unknowns and weights."""
         self.dtype, self.library = dtype, library
         self.lanes = width // dtype.itemsize
         self._real = REALS[dtype][1]
@@ -128,8 +150,10 @@ class CompiledLevels:
         for made, level, signed in zip(levels, tables.levels, tables.signed, strict=True):
             graph = level.graph
             made.unknowns, made.weights = graph.size, len(graph.edges) + len(graph.grounds)
-            first_at = _changes(graph.points)
-            made.points, made.first = len(first_at) - 1, self._pointer(first_at)
+            parts = Chunks.of(level, CHUNK if _is_large(graph, width) else graph.size)
+            made.first = self._pointer(parts.first)
+            fields = (parts.points, parts.inverses, parts.edges, parts.reach, parts.coarse)
+            made.chunks = _Chunks(len(parts.reach), *(self._pointer(a.astype(np.int64)) for a in fields))
             made.starts, made.neighbours, made.rows = (self._pointer(a) for a in _incident(graph))
             made.set_up, made.cells = self._set_up(level)
             if level.prolongation is not None:
@@ -137,13 +161,19 @@ class CompiledLevels:
                 made.restriction = self._table(level.prolongation.transposed())
             made.signed_weights = int(signed)
             made.weights_at, made.inverse_at = place, place + made.weights
-            place += made.weights + int((np.diff(first_at) ** 2).sum())
+            place += made.weights + int(parts.inverses[-1])
         first, last = levels[0], levels[-1]
         block = place + first.unknowns**2
         self.count, self.size, self.given = len(levels), last.unknowns, last.cells or last.weights
         self._levels = levels
         self._hierarchy = _Hierarchy(
-            ctypes.addressof(levels), self._pointer(order.astype(np.int32)), self.count, self.given, place, block
+            ctypes.addressof(levels),
+            self._pointer(order.unknowns.astype(np.int32)),
+            None if order.weights is None else self._pointer(order.weights.astype(np.int32)),
+            self.count,
+            self.given,
+            place,
+            block,
         )
         self.pointer, self.block_bytes = ctypes.addressof(self._hierarchy), block * width
         self._room = max(int(library.room(self.pointer)), self.given) * width
@@ -179,10 +209,9 @@ class CompiledLevels:
             self._spare.append(scratch)
 
 
-def _changes(points: Ints) -> Ints:
-    """(P + 1,) where another point begins in the points (n,) of unknowns, and n."""
-    inner = np.flatnonzero(np.diff(points)) + 1
-    return np.concatenate([[0], inner, [len(points)]]).astype(np.int64)
+def _is_large(graph: Graph, width: int) -> bool:
+    """Whether a level does not fit into the cache, and steps should go through it together."""
+    return width * (VECTORS * graph.size + len(graph.edges) + len(graph.grounds)) > CACHED
 
 
 def _incident(graph: Graph) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

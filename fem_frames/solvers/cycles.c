@@ -1,308 +1,172 @@
-/* Multigrid for a batch of samples: one sample per lane of a vector, all levels of one vector's samples at a time.
-
-   A_y = G' diag(c) G on every level. The samples of one vector, a block, go through set-up or solution together: what
-   a block needs stays in the cache, and a smoothing step reads the weights c once. fem_frames/solvers/compiled_cycles.py
-   compiles this file for REAL float and double, for vectors of WIDTH bytes and for at most POINT unknowns at a point,
-   which are consecutive, and calls it; fem_frames/solvers/torch_cycles.py says the same in torch.
-
-   n unknowns of a level, E rows of G, K cells, B samples. Matrices of a caller are (rows, B) with the batch last; inside,
-   an array is (rows) of lanes. Vectors over unknowns have one more row, which is zero: the neighbour that grounds. */
-
-#include <stdint.h>
-#include <string.h>
-
-#ifndef POINT
-#define POINT 1
-#endif
-
-typedef REAL real;
-typedef real lanes __attribute__((vector_size(WIDTH)));
-enum { LANES = WIDTH / sizeof(real), RUN = 256 };
-
-typedef struct { /* a sparse matrix by rows */
-    const int64_t *starts;
-    const int32_t *columns;
-    const real *weights;
-} table;
-
-typedef struct {
-    int64_t unknowns, weights, cells; /* n, E, K; K is 0 where the weights follow from those of the next finer level */
-    int64_t points;
-    const int64_t *first;             /* (points + 1) the unknowns at a point */
-    const int64_t *starts;            /* (n + 1) the rows of G that meet an unknown */
-    const int32_t *neighbours, *rows; /* its other unknown, n if it grounds; its number */
-    table set_up, prolongation, restriction;
-    int64_t signed_weights, weights_at, inverse_at; /* whether c may be negative; places in a block, in lanes */
-} level;
-
-typedef struct {
-    const level *levels;
-    const int32_t *order; /* (N) the caller's numbers of the finest unknowns */
-    int64_t count, given, factor_at, block; /* levels; rows of the data; place of the coarsest factor; size of a block */
-} hierarchy;
+/* Cycles, conjugate gradients and estimates; matrices.c and sweeps.c come before this file. */
 
 typedef struct {
     const double *weights; /* (levels, levels, pre + post + 2) by level of start and level: steps, correction, start */
     int64_t pre, post, visits;
 } plan;
 
-/* The unknowns at a point are FIRST(L, p), ..., FIRST(L, p + 1) - 1; for one field a point has one unknown. */
-#define FIRST(L, p) (POINT == 1 ? (p) : (L)->first[p])
-
 typedef struct { /* vectors of one level */
     lanes *v, *other, *b, *load;
 } vectors;
 
-static lanes constant(double value) {
-    lanes made;
-    for (int l = 0; l < LANES; l++) made[l] = (real)value;
+static void swap(lanes **one, lanes **other) {
+    lanes *kept = *one;
+    *one = *other;
+    *other = kept;
+}
+
+/* A smoothing step for A v = b on level j. */
+static stage smoothing_step(const hierarchy *h, const lanes *block, int64_t j, vectors *own, double weight, int zero) {
+    stage made = on(h, block, j, zero ? smoothing_of_zero : smoothing);
+    made.x = own->v;
+    made.b = own->b;
+    made.out = own->other;
+    made.factor = constant(weight);
+    swap(&own->v, &own->other);
     return made;
 }
 
-static lanes larger(lanes x, lanes z) {
-    for (int l = 0; l < LANES; l++) x[l] = x[l] > z[l] ? x[l] : z[l];
-    return x;
-}
-
-/* ---- between a caller's (rows, B) and lanes: row i here is row order[i] there, or i if there is no order; the lanes
-   past the last sample repeat it */
-
-static void gather(const real *from, const int32_t *order, int64_t rows, int64_t samples, int64_t block, lanes *to) {
-    const int64_t first = block * LANES;
-    for (int64_t i = 0; i < rows; i++) {
-        const real *row = from + (order ? order[i] : i) * samples;
-        if (first + LANES <= samples) memcpy(to + i, row + first, sizeof(lanes));
-        else
-            for (int l = 0; l < LANES; l++) to[i][l] = row[first + l < samples ? first + l : samples - 1];
-    }
-}
-
-static void scatter(const lanes *from, const int32_t *order, int64_t rows, int64_t samples, int64_t block, real *to) {
-    const int64_t first = block * LANES;
-    for (int64_t i = 0; i < rows; i++) {
-        real *row = to + (order ? order[i] : i) * samples + first;
-        if (first + LANES <= samples) memcpy(row, from + i, sizeof(lanes));
-        else memcpy(row, from + i, sizeof(real) * (size_t)(samples - first));
-    }
-}
-
-/* ---- products */
-
-static void multiply(const table *t, int64_t rows, const lanes *x, lanes *out) {
-    for (int64_t i = 0; i < rows; i++) {
-        lanes sum = {0};
-        for (int64_t k = t->starts[i]; k < t->starts[i + 1]; k++) sum += t->weights[k] * x[t->columns[k]];
-        out[i] = sum;
-    }
-}
-
-static inline lanes row_of_product(const level *L, const lanes *c, const lanes *v, int64_t i) {
-    lanes sum = {0};
-    const lanes own = v[i];
-    for (int64_t k = L->starts[i]; k < L->starts[i + 1]; k++) sum += c[L->rows[k]] * (own - v[L->neighbours[k]]);
-    return sum;
-}
-
-static void residual(const level *L, const lanes *c, const lanes *v, const lanes *b, lanes *out) {
-    for (int64_t i = 0; i < L->unknowns; i++) out[i] = b[i] - row_of_product(L, c, v, i);
-}
-
-static lanes dot(const lanes *x, const lanes *z, int64_t n) { /* in runs, so that rounding errors hardly grow with n */
-    lanes sum = {0};
-    for (int64_t i = 0; i < n; i += RUN) {
-        lanes part = {0};
-        for (int64_t k = i; k < (i + RUN < n ? i + RUN : n); k++) part += x[k] * z[k];
-        sum += part;
-    }
-    return sum;
-}
-
-/* ---- set-up: the weights of all levels, inverse blocks, and the Cholesky factor of the coarsest matrix */
-
-/* The inverses of the blocks of unknowns at each point, (m, m) each, one after the other. */
-static void invert_blocks(const level *L, const lanes *c, lanes *out) {
-    const lanes half = constant(0.5), one = constant(1.0);
-    for (int64_t p = 0; p < L->points; p++) {
-        const int64_t first = FIRST(L, p), m = FIRST(L, p + 1) - first;
-        memset(out, 0, sizeof(lanes) * (size_t)(m * m));
-        for (int64_t i = 0; i < m; i++) {
-            lanes sum = {0}, sizes = {0};
-            for (int64_t k = L->starts[first + i]; k < L->starts[first + i + 1]; k++) {
-                const lanes w = c[L->rows[k]];
-                const int64_t other = L->neighbours[k] - first;
-                sum += w;
-                if (L->signed_weights && L->neighbours[k] < L->unknowns) sizes += larger(w, -w);
-                if (POINT > 1 && other >= 0 && other < m) out[i * m + other] -= w;
-            }
-            const lanes enlarged = half * (sum + sizes); /* A is at most twice the blocks that are used */
-            out[i * m + i] = L->signed_weights ? larger(enlarged, sum) : sum;
-        }
-        for (int64_t k = 0; k < m; k++) { /* Gauss and Jordan's elimination */
-            const lanes pivot = one / out[k * m + k];
-            out[k * m + k] = one;
-            for (int64_t j = 0; j < m; j++) out[k * m + j] *= pivot;
-            for (int64_t i = 0; i < m; i++) {
-                if (i == k) continue;
-                const lanes factor = out[i * m + k];
-                out[i * m + k] = (lanes){0};
-                for (int64_t j = 0; j < m; j++) out[i * m + j] -= factor * out[k * m + j];
-            }
-        }
-        out += m * m;
-    }
-}
-
-/* A weight times a row of an inverse block (m) times r (m). */
-static inline lanes row_of_inverse(const lanes *row, lanes w, const lanes *r, int64_t m) {
-    lanes sum = w * row[0] * r[0];
-    for (int64_t k = 1; k < m; k++) sum += w * row[k] * r[k];
-    return sum;
-}
-
-static double root(double x) { return __builtin_sqrt(x); }
-
-/* Lower triangle (n, n) with the reciprocal diagonal; the lane that has no positive pivot, or -1. */
-static int factorise(const level *L, const lanes *c, lanes *out) {
-    const int64_t n = L->unknowns;
-    memset(out, 0, sizeof(lanes) * (size_t)(n * n));
-    for (int64_t i = 0; i < n; i++)
-        for (int64_t k = L->starts[i]; k < L->starts[i + 1]; k++) {
-            out[i * n + i] += c[L->rows[k]];
-            if (L->neighbours[k] < n) out[i * n + L->neighbours[k]] -= c[L->rows[k]];
-        }
-    for (int64_t j = 0; j < n; j++) {
-        lanes pivot = out[j * n + j];
-        for (int64_t k = 0; k < j; k++) pivot -= out[j * n + k] * out[j * n + k];
-        for (int l = 0; l < LANES; l++) {
-            if (!(pivot[l] > 0)) return l;
-            pivot[l] = (real)(1 / root((double)pivot[l]));
-        }
-        out[j * n + j] = pivot;
-        for (int64_t i = j + 1; i < n; i++) {
-            lanes sum = out[i * n + j];
-            for (int64_t k = 0; k < j; k++) sum -= out[i * n + k] * out[j * n + k];
-            out[i * n + j] = sum * pivot;
-        }
-    }
-    return -1;
-}
-
-static void solve_coarsest(const hierarchy *h, const lanes *block, const lanes *b, lanes *v) {
-    const int64_t n = h->levels[0].unknowns;
-    const lanes *factor = block + h->factor_at;
-    for (int64_t i = 0; i < n; i++) {
-        lanes sum = b[i];
-        for (int64_t k = 0; k < i; k++) sum -= factor[i * n + k] * v[k];
-        v[i] = sum * factor[i * n + i];
-    }
-    for (int64_t i = n - 1; i >= 0; i--) {
-        lanes sum = v[i];
-        for (int64_t k = i + 1; k < n; k++) sum -= factor[k * n + i] * v[k];
-        v[i] = sum * factor[i * n + i];
-    }
-}
-
-/* Fills blocks [from, to) of `packed` from data (given, B); the sample whose coarsest matrix is not positive definite,
-   or -1. `space` has room for the data of one block. */
-int64_t set_up(const hierarchy *h, const real *data, int64_t samples, int64_t from, int64_t to, lanes *packed,
-               lanes *space) {
-    for (int64_t number = from; number < to; number++) {
-        lanes *block = packed + (number - from) * h->block;
-        gather(data, 0, h->given, samples, number, space);
-        int64_t cells = h->given;
-        for (int64_t j = h->count - 1; j >= 0; j--) {
-            const level *L = h->levels + j;
-            const lanes *source = j == h->count - 1 ? space : block + h->levels[j + 1].weights_at;
-            if (L->cells) { /* one number per cell: the mean over its children, which are contiguous */
-                const int64_t children = cells / L->cells;
-                const lanes share = constant(1.0 / (double)children);
-                for (int64_t i = 0; children > 1 && i < L->cells; i++) {
-                    lanes sum = space[i * children];
-                    for (int64_t k = 1; k < children; k++) sum += space[i * children + k];
-                    space[i] = sum * share;
-                }
-                cells = L->cells;
-                source = space;
-            }
-            if (L->set_up.starts) multiply(&L->set_up, L->weights, source, block + L->weights_at);
-            else memcpy(block + L->weights_at, source, sizeof(lanes) * (size_t)L->weights);
-            invert_blocks(L, block + L->weights_at, block + L->inverse_at);
-        }
-        const int bad = factorise(h->levels, block + h->levels[0].weights_at, block + h->factor_at);
-        if (bad >= 0) {
-            const int64_t sample = number * LANES + bad;
-            return sample < samples ? sample : samples - 1;
-        }
-    }
-    return -1;
-}
-
-/* ---- cycles */
-
-static void swap(vectors *at) {
-    lanes *v = at->v;
-    at->v = at->other;
-    at->other = v;
-}
-
-/* v + w D^-1 (b - A v); `zero` says that v is zero and has no values yet. */
-static void smooth(const level *L, const lanes *block, vectors *at, double weight, int zero) {
-    const lanes *c = block + L->weights_at, *D = block + L->inverse_at, *v = at->v, *b = at->b;
-    const lanes w = constant(weight);
-    lanes *out = at->other, r[POINT];
-    for (int64_t p = 0; p < L->points; p++) {
-        const int64_t first = FIRST(L, p), m = FIRST(L, p + 1) - first;
-        for (int64_t i = first; i < first + m; i++) r[i - first] = zero ? b[i] : b[i] - row_of_product(L, c, v, i);
-        for (int64_t i = 0; i < m; i++) {
-            const lanes step = row_of_inverse(D + i * m, w, r, m);
-            out[first + i] = zero ? step : v[first + i] + step;
-        }
-        D += m * m;
-    }
-    swap(at);
-}
-
-static void prolong(const level *L, const lanes *coarse, lanes *v, double factor, int add) {
-    const lanes f = constant(factor);
-    const table *P = &L->prolongation;
-    for (int64_t i = 0; i < L->unknowns; i++) {
-        lanes sum = {0};
-        for (int64_t k = P->starts[i]; k < P->starts[i + 1]; k++) sum += P->weights[k] * coarse[P->columns[k]];
-        v[i] = add ? v[i] + f * sum : f * sum;
-    }
-}
-
-/* One cycle on level j for A v = b; `zero` says that v is zero and has no values yet. */
-static void cycle(const hierarchy *h, const lanes *block, const plan *p, vectors *at, int64_t j, int64_t top, int zero) {
-    const level *L = h->levels + j;
+/* One cycle on level j for A v = b; `zero` says that v is zero and has no values yet. The stage `before`, if any, comes
+   first, and `after`, if any, comes last and reads v as x. */
+static void cycle(const hierarchy *h, const lanes *block, const plan *p, vectors *at, int64_t j, int64_t top, int zero,
+                  const stage *before, const stage *after) {
     vectors *own = at + j, *below = at + j - 1;
+    stage stages[3 + (p->pre > p->post ? p->pre : p->post)];
+    int64_t count = 0;
+    if (before) stages[count++] = *before;
     if (j == 0) {
+        sweep(stages, count);
         solve_coarsest(h, block, own->b, own->v);
-        return;
+        count = 0;
+    } else {
+        const double *weights = p->weights + (top * h->count + j) * (p->pre + p->post + 2);
+        for (int64_t step = 0; step < p->pre; step++, zero = 0)
+            stages[count++] = smoothing_step(h, block, j, own, weights[step], zero);
+        if (!zero) {
+            stages[count] = on(h, block, j, residual);
+            stages[count].x = own->v;
+            stages[count].b = own->b;
+            stages[count++].out = own->other;
+        }
+        stages[count] = on(h, block, j, restriction);
+        stages[count].x = zero ? own->b : own->other;
+        stages[count++].out = below->b;
+        sweep(stages, count);
+        for (int64_t visit = 0; visit < (j == 1 ? 1 : p->visits); visit++)
+            cycle(h, block, p, at, j - 1, top, visit == 0, 0, 0);
+        stages[0] = on(h, block, j, zero ? prolongation : correction);
+        stages[0].x = below->v;
+        stages[0].out = own->v;
+        stages[0].factor = constant(weights[p->pre + p->post]);
+        count = 1;
+        for (int64_t step = 0; step < p->post; step++)
+            stages[count++] = smoothing_step(h, block, j, own, weights[p->pre + step], 0);
     }
-    const double *weights = p->weights + (top * h->count + j) * (p->pre + p->post + 2);
-    for (int64_t step = 0; step < p->pre; step++, zero = 0) smooth(L, block, own, weights[step], zero);
-    if (!zero) residual(L, block + L->weights_at, own->v, own->b, own->other);
-    multiply(&L->restriction, h->levels[j - 1].unknowns, zero ? own->b : own->other, below->b);
-    for (int64_t visit = 0; visit < (j == 1 ? 1 : p->visits); visit++) cycle(h, block, p, at, j - 1, top, visit == 0);
-    prolong(L, below->v, own->v, weights[p->pre + p->post], !zero);
-    for (int64_t step = 0; step < p->post; step++) smooth(L, block, own, weights[p->pre + step], 0);
+    if (after) {
+        stages[count] = *after;
+        stages[count++].x = own->v;
+    }
+    sweep(stages, count);
 }
 
-/* Full multigrid for the loads of the finest level; the solution is in at[count - 1].v. */
-static void full(const hierarchy *h, const lanes *block, const plan *p, vectors *at) {
+/* Full multigrid for the loads of the finest level, which the stage `before` makes; the solution is in at[count - 1].v.
+   The stage `after`, if any, comes last and reads it as x. */
+static void full(const hierarchy *h, const lanes *block, const plan *p, vectors *at, const stage *before,
+                 const stage *after) {
     const int64_t last = h->count - 1;
-    for (int64_t j = last; j > 0; j--)
-        multiply(&h->levels[j].restriction, h->levels[j - 1].unknowns, at[j].load, at[j - 1].load);
-    solve_coarsest(h, block, at[0].load, at[0].v);
-    for (int64_t j = 1; j <= last; j++) {
-        prolong(h->levels + j, at[j - 1].v, at[j].v, p->weights[(j * h->count + j + 1) * (p->pre + p->post + 2) - 1], 0);
+    for (int64_t j = last; j > 0; j--) {
+        stage stages[2] = {*before, on(h, block, j, restriction)};
+        stages[1].x = at[j].load;
+        stages[1].out = at[j - 1].load;
+        sweep(stages + (j < last), 1 + (j == last));
+    }
+    if (last == 0) sweep(before, 1);
+    for (int64_t j = 0; j <= last; j++) {
+        stage start = on(h, block, j, prolongation);
+        if (j > 0) {
+            start.x = at[j - 1].v;
+            start.out = at[j].v;
+            start.factor = constant(p->weights[(j * h->count + j + 1) * (p->pre + p->post + 2) - 1]);
+        }
         lanes *b = at[j].b;
         at[j].b = at[j].load; /* only this cycle's first level has the load itself as its right-hand side */
-        cycle(h, block, p, at, j, j, 0);
+        cycle(h, block, p, at, j, j, 0, j > 0 ? &start : 0, j == last ? after : 0);
         at[j].b = b;
     }
 }
+
+typedef struct { /* vectors of conjugate gradients on the finest level */
+    lanes *x, *r, *direction, *product;
+} iterates;
+
+static lanes quotient(lanes x, lanes z) { /* x / z where both are positive and z is finite, and 0 elsewhere */
+    for (int l = 0; l < LANES; l++) x[l] = x[l] > 0 && z[l] > 0 && __builtin_isfinite(z[l]) ? x[l] / z[l] : 0;
+    return x;
+}
+
+/* Steps of conjugate gradients for A x = b, preconditioned by a cycle. What the last one adds to x is still to come: the
+   stage that it returns. */
+static stage conjugate_directions(const hierarchy *h, const lanes *block, const plan *p, vectors *at, iterates *i,
+                                  int64_t steps) {
+    const int64_t last = h->count - 1;
+    lanes before = {0};
+    stage ahead = on(h, block, last, addition), back = ahead;
+    for (int64_t step = 0; step < steps; step++) {
+        sum square = {0}, curvature = {0};
+        stage measured = on(h, block, last, dot);
+        measured.b = i->r;
+        measured.sum = &square;
+        lanes *b = at[last].b;
+        at[last].b = i->r;
+        cycle(h, block, p, at, last, last, 1, step ? &back : 0, &measured);
+        at[last].b = b;
+        stage stages[3] = {ahead, on(h, block, last, direction), on(h, block, last, product)};
+        if (step == 0) swap(&i->direction, &at[last].v);
+        stages[1].b = at[last].v;
+        stages[1].out = i->direction;
+        stages[1].factor = quotient(square.total, before);
+        stages[2].x = i->direction;
+        stages[2].out = i->product;
+        stages[2].sum = &curvature;
+        sweep(step ? stages : stages + 2, step ? 3 : 1);
+        const lanes size = quotient(square.total, curvature.total);
+        ahead.x = i->direction;
+        ahead.out = i->x;
+        ahead.factor = size;
+        back.x = i->product;
+        back.out = i->r;
+        back.factor = -size;
+        before = square.total;
+    }
+    return ahead;
+}
+
+/* The square of the estimated error of v: the sum of r' D^-1 r over its residuals restricted to all levels. */
+static lanes estimated(const hierarchy *h, const lanes *block, vectors *at, const lanes *v, const lanes *b) {
+    const int64_t last = h->count - 1;
+    sum found = {0};
+    stage start = on(h, block, last, residual);
+    start.x = v;
+    start.b = b;
+    start.out = at[last].b;
+    if (last == 0) sweep(&start, 1);
+    for (int64_t j = last; j > 0; j--) {
+        stage stages[3] = {start, on(h, block, j, scaled_square), on(h, block, j, restriction)};
+        stages[1].b = stages[2].x = at[j].b;
+        stages[1].sum = &found;
+        stages[2].out = at[j - 1].b;
+        sweep(stages + (j < last), 2 + (j == last));
+    }
+    solve_coarsest(h, block, at[0].b, at[0].other);
+    stage end = on(h, block, 0, dot);
+    end.x = at[0].other;
+    end.b = at[0].b;
+    end.sum = &found;
+    sweep(&end, 1);
+    return found.total;
+}
+
+/* ---- what a caller asks for */
 
 static lanes *reserve(const hierarchy *h, lanes *space, vectors *at) {
     for (int64_t j = 0; j < h->count; j++) {
@@ -316,73 +180,27 @@ static lanes *reserve(const hierarchy *h, lanes *space, vectors *at) {
     return space;
 }
 
-static lanes quotient(lanes x, lanes z) { /* x / z where both are positive and z is finite, and 0 elsewhere */
-    for (int l = 0; l < LANES; l++) x[l] = x[l] > 0 && z[l] > 0 && __builtin_isfinite(z[l]) ? x[l] / z[l] : 0;
-    return x;
-}
-
-/* Steps of conjugate gradients for A x = b, preconditioned by a cycle. */
-static void conjugate_directions(const hierarchy *h, const lanes *block, const plan *p, vectors *at, lanes *x, lanes *r,
-                                 lanes *direction, lanes *product, int64_t steps) {
-    const int64_t last = h->count - 1, n = h->levels[last].unknowns;
-    const level *L = h->levels + last;
-    const lanes *c = block + L->weights_at;
-    lanes before = {0};
-    for (int64_t step = 0; step < steps; step++) {
-        lanes *b = at[last].b;
-        at[last].b = r;
-        cycle(h, block, p, at, last, last, 1);
-        at[last].b = b;
-        const lanes *z = at[last].v;
-        const lanes square = dot(r, z, n), ratio = quotient(square, before);
-        for (int64_t i = 0; i < n; i++) direction[i] = step ? z[i] + ratio * direction[i] : z[i];
-        lanes curvature = {0};
-        for (int64_t i = 0; i < n; i += RUN) {
-            lanes part = {0};
-            for (int64_t k = i; k < (i + RUN < n ? i + RUN : n); k++) {
-                product[k] = row_of_product(L, c, direction, k);
-                part += direction[k] * product[k];
-            }
-            curvature += part;
-        }
-        const lanes size = quotient(square, curvature);
-        for (int64_t i = 0; i < n; i++) {
-            x[i] += size * direction[i];
-            r[i] -= size * product[i];
-        }
-        before = square;
-    }
-}
-
-/* The square of the estimated error of v: the sum of r' D^-1 r over its residuals restricted to all levels. */
-static lanes estimated(const hierarchy *h, const lanes *block, vectors *at, const lanes *v, const lanes *b) {
-    const int64_t last = h->count - 1;
-    const lanes one = constant(1.0);
-    residual(h->levels + last, block + h->levels[last].weights_at, v, b, at[last].b);
-    lanes sum = {0};
-    for (int64_t j = last; j > 0; j--) {
-        const level *L = h->levels + j;
-        const lanes *D = block + L->inverse_at, *r = at[j].b;
-        for (int64_t start = 0; start < L->points; start += RUN) {
-            lanes part = {0};
-            for (int64_t p = start; p < (start + RUN < L->points ? start + RUN : L->points); p++) {
-                const int64_t first = FIRST(L, p), m = FIRST(L, p + 1) - first;
-                for (int64_t i = 0; i < m; i++) part += row_of_inverse(D + i * m, one, r + first, m) * r[first + i];
-                D += m * m;
-            }
-            sum += part;
-        }
-        multiply(&L->restriction, h->levels[j - 1].unknowns, r, at[j - 1].b);
-    }
-    solve_coarsest(h, block, at[0].b, at[0].other);
-    return sum + dot(at[0].b, at[0].other, h->levels[0].unknowns);
-}
-
 /* The room that `answer` and the functions below need, in lanes. */
 int64_t room(const hierarchy *h) {
-    int64_t sum = 4 * (h->levels[h->count - 1].unknowns + 1);
-    for (int64_t j = 0; j < h->count; j++) sum += 4 * (h->levels[j].unknowns + 1);
-    return sum;
+    int64_t needed = 4 * (h->levels[h->count - 1].unknowns + 1);
+    for (int64_t j = 0; j < h->count; j++) needed += 4 * (h->levels[j].unknowns + 1);
+    return needed;
+}
+
+static stage reading(const hierarchy *h, const lanes *block, const real *from, const place *place, lanes *to) {
+    stage made = on(h, block, h->count - 1, input);
+    made.from = from;
+    made.place = place;
+    made.out = to;
+    return made;
+}
+
+static stage writing(const hierarchy *h, const lanes *block, const lanes *from, const place *place, real *to) {
+    stage made = on(h, block, h->count - 1, output);
+    made.x = from;
+    made.place = place;
+    made.to = to;
+    return made;
 }
 
 /* v (N, B) for b (N, B) in blocks [from, to): full multigrid if `start` is 0, one cycle from zero if it is 1, what v
@@ -393,30 +211,44 @@ void answer(const hierarchy *h, const lanes *packed, const plan *p, const real *
     const int64_t last = h->count - 1, n = h->levels[last].unknowns;
     vectors at[h->count];
     lanes *more = reserve(h, space, at);
-    lanes *x = more, *r = x + n + 1, *direction = r + n + 1, *product = direction + n + 1;
-    memset(x + n, 0, sizeof(lanes));
-    memset(direction + n, 0, sizeof(lanes));
+    iterates i = {more, more + n + 1, more + 2 * (n + 1), more + 3 * (n + 1)};
+    for (int k = 0; k < 4; k++) memset(more + k * (n + 1) + n, 0, sizeof(lanes));
     for (int64_t number = from; number < to; number++) {
         const lanes *block = packed + (number - from) * h->block;
-        gather(b, h->order, n, samples, number, at[last].load);
-        if (start == 0) full(h, block, p, at);
+        const place own = {h->order, samples, number}, plain = {0, samples, number};
+        stage loading = reading(h, block, b, &own, at[last].load);
+        stage stages[3] = {loading, reading(h, block, v, &own, at[last].v), on(h, block, last, residual)};
+        stages[2].b = at[last].load;
+        stages[2].out = i.r;
+        const stage *after = steps ? stages + 2 : 0;
+        if (start == 0) full(h, block, p, at, &loading, after);
         if (start == 1) {
             lanes *kept = at[last].b;
             at[last].b = at[last].load;
-            cycle(h, block, p, at, last, last, 1);
+            cycle(h, block, p, at, last, last, 1, &loading, after);
             at[last].b = kept;
         }
-        if (start == 2) gather(v, h->order, n, samples, number, at[last].v);
-        if (steps) {
-            memcpy(x, at[last].v, sizeof(lanes) * (size_t)n);
-            residual(h->levels + last, block + h->levels[last].weights_at, x, at[last].load, r);
-            conjugate_directions(h, block, p, at, x, r, direction, product, steps);
+        if (start == 2) {
+            stages[2].x = at[last].v;
+            sweep(stages, steps ? 3 : 2);
         }
-        const lanes *found = steps ? x : at[last].v;
-        scatter(found, h->order, n, samples, number, v);
+        stage ends[2];
+        if (steps) {
+            swap(&i.x, &at[last].v);
+            ends[0] = conjugate_directions(h, block, p, at, &i, steps);
+        }
+        const lanes *found = steps ? i.x : at[last].v;
+        ends[1] = writing(h, block, found, &own, v);
+        sweep(ends + !steps, 1 + !!steps);
         if (squares) {
-            const lanes pair[] = {estimated(h, block, at, found, at[last].load), dot(found, at[last].load, n)};
-            scatter(pair, 0, 2, samples, number, squares);
+            sum energy = {0};
+            stage measured = on(h, block, last, dot);
+            measured.x = found;
+            measured.b = at[last].load;
+            measured.sum = &energy;
+            sweep(&measured, 1);
+            const lanes pair[] = {estimated(h, block, at, found, at[last].load), energy.total};
+            scatter(pair, &plain, 0, 2, squares);
         }
     }
 }
@@ -424,28 +256,37 @@ void answer(const hierarchy *h, const lanes *packed, const plan *p, const real *
 /* out (N, B) = A v. */
 void multiply_by_A(const hierarchy *h, const lanes *packed, const real *v, real *out, int64_t samples, int64_t from,
                    int64_t to, lanes *space) {
-    const level *L = h->levels + h->count - 1;
-    const int64_t n = L->unknowns;
+    const int64_t last = h->count - 1, n = h->levels[last].unknowns;
     lanes *x = space, *made = x + n + 1;
     memset(x + n, 0, sizeof(lanes));
     for (int64_t number = from; number < to; number++) {
-        const lanes *c = packed + (number - from) * h->block + L->weights_at;
-        gather(v, h->order, n, samples, number, x);
-        for (int64_t i = 0; i < n; i++) made[i] = row_of_product(L, c, x, i);
-        scatter(made, h->order, n, samples, number, out);
+        const lanes *block = packed + (number - from) * h->block;
+        const place own = {h->order, samples, number};
+        sum energy = {0};
+        const stage load = reading(h, block, v, &own, x), store = writing(h, block, made, &own, out);
+        stage stages[3] = {load, on(h, block, last, product), store};
+        stages[1].x = x;
+        stages[1].out = made;
+        stages[1].sum = &energy;
+        sweep(stages, 3);
     }
 }
 
 /* out (B): the squares of the estimated errors of v. */
 void estimate(const hierarchy *h, const lanes *packed, const real *v, const real *b, real *out, int64_t samples,
               int64_t from, int64_t to, lanes *space) {
-    const int64_t last = h->count - 1, n = h->levels[last].unknowns;
+    const int64_t last = h->count - 1;
     vectors at[h->count];
     reserve(h, space, at);
     for (int64_t number = from; number < to; number++) {
-        gather(v, h->order, n, samples, number, at[last].v);
-        gather(b, h->order, n, samples, number, at[last].load);
-        const lanes square = estimated(h, packed + (number - from) * h->block, at, at[last].v, at[last].load);
-        scatter(&square, 0, 1, samples, number, out);
+        const lanes *block = packed + (number - from) * h->block;
+        const place own = {h->order, samples, number}, plain = {0, samples, number};
+        const stage stages[] = {
+            reading(h, block, v, &own, at[last].v),
+            reading(h, block, b, &own, at[last].load),
+        };
+        sweep(stages, 2);
+        const lanes square = estimated(h, block, at, at[last].v, at[last].load);
+        scatter(&square, &plain, 0, 1, out);
     }
 }

@@ -10,6 +10,7 @@ B samples, N free nodal values, E weights of the finest level, K cells.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 
 import torch
@@ -148,4 +149,11 @@ class Multigrid:
         if not isinstance(cycle, Cycle):
             raise ValueError(f"cycle is {cycle!r}; a Cycle is expected, such as Cycle(pre=2, post=2)")
         check_quadratic(self.formulation, "answer")
-        return self.at(y).answer(self.formulation.nodal_load(y), steps, cycle)
+        found = [self.at(y).answer(self.formulation.nodal_load(y), steps, cycle) for y in self._parts(y)]
+        return found[0] if len(found) == 1 else torch.cat([v.T for v in found], dim=1).T
+
+    def _parts(self, y: Tensor) -> Sequence[Tensor]:
+        """Samples that go together: the matrices of more would take longer, in memory that is new in every call."""
+        if self._compiled is None or not isinstance(y, Tensor) or y.ndim != 2:
+            return (y,)
+        return y.split(self._compiled.together)
