@@ -151,15 +151,15 @@ class Energy(Formulation):
     def loss(self, w: Tensor, y: Tensor) -> Tensor:
         self.check_coefficients(w, y)
         states = self.states(w, y)
-        energy = 0.5 * dot(self.C(y)(states), states) - dot(self.frame_functional(y), w)
-        return energy - self.lift_functional(y)
+        wide = states.to(self.wide)
+        return 0.5 * dot(self.C(y)(states), wide) - self.split_load(y).value(w, wide) - self.lift_functional(y)
 
     def loss_and_residual(self, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         self.check_coefficients(w, y)
-        states, load = self.states(w, y), self.frame_functional(y)
-        product = self.C(y)(states)
-        energy = 0.5 * dot(product, states) - dot(load, w) - self.lift_functional(y)
-        return energy, (self.frame.D.T(product) - load).reshape(w.shape)
+        states, load = self.states(w, y), self.split_load(y)
+        product, wide = self.C(y)(states), states.to(self.wide)
+        energy = 0.5 * dot(product, wide) - load.value(w, wide) - self.lift_functional(y)
+        return energy, load.residual(load.taken_from(product), w)
 
     def residual_product(self, w: Tensor, z: Tensor, y: Tensor) -> Tensor:
         d = self.frame.arrays.dimension
@@ -168,8 +168,11 @@ class Energy(Formulation):
         return energy - dot(self.functional(y).to(self.wide), self.frame.H(z).to(self.wide))
 
     def frame_functional(self, y: Tensor) -> Tensor:
-        fixed = not callable(self.problem.source) and (self.boundary is None or not self.boundary.loads)
-        return self._fixed_on_frame if fixed else super().frame_functional(y)
+        return super().frame_functional(y) if self.load_needs_y else self._fixed_on_frame
+
+    @property
+    def load_needs_y(self) -> bool:
+        return callable(self.problem.source) or (self.boundary is not None and self.boundary.loads)
 
     def lift_functional(self, y: Tensor) -> Tensor:
         """(B or 1,) ⟨f_y, lift⟩ + ⟨h, lift⟩."""

@@ -153,6 +153,10 @@ class EquationParts:
             return self._fixed_on_frame
         return Formulation.frame_functional(self, y)  # type: ignore[arg-type]
 
+    @property
+    def load_needs_y(self) -> bool:
+        return self._own_loads.depends_on_y
+
     def load_on(self, fields: Mapping[str, Tensor], y: Tensor) -> Tensor:
         """(B,) the loads on nodal values, applied to fields with nodal values (B or 1, points)."""
         return self._own_loads.on_values(fields, y)
@@ -205,9 +209,10 @@ class StateEquation(EquationParts, Formulation):
         self.lift(y)
         self.frame_functional(y)
 
-    def _slope(self, s: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """(B,) the integrals for states s (K, m, B), and (K, m, B) their derivatives."""
-        y, slope = self.check_parameters(y).to(self.wide), torch.zeros_like(s)
+    def _slope(self, s: Tensor, y: Tensor, less: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """(B,) the integrals for states s (K, m, B), and (K, m, B) their derivatives, less the states (K, m, 1)."""
+        y = self.check_parameters(y).to(self.wide)
+        slope = torch.zeros_like(s) if less is None else (-less).expand_as(s).contiguous()
         value = torch.zeros(s.shape[2], dtype=self.wide, device=self.frame.device)
         for integral in self._integrals:
             value = value + integral.add_slope(s, y, slope)
@@ -219,16 +224,19 @@ class StateEquation(EquationParts, Formulation):
 
     def loss(self, w: Tensor, y: Tensor) -> Tensor:
         self.check_coefficients(w, y)
-        found = self._energy(self._cells(w, y), y) - dot(self.frame_functional(y), w) - self.lift_functional(y)
+        s = self._cells(w, y)
+        found = self._energy(s, y) - self.split_load(y).value(w, flat_first(s, w)) - self.lift_functional(y)
         return self._tested(found, y, "the energy")
 
     def loss_and_residual(self, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         self.check_coefficients(w, y)
-        value, slope = self._slope(self._cells(w, y), y)
-        on_frame = self.frame_functional(y)
-        loss = value - dot(on_frame, w) - self.lift_functional(y)
-        back = flat_first(slope.to(self.frame.dtype), w)
-        return self._tested(loss, y, "the energy"), (self.frame.D.T(back) - on_frame).reshape(w.shape)
+        s, load = self._cells(w, y), self.split_load(y)
+        value, slope = self._slope(s, y, load.states)
+        loss = value - load.value(w, flat_first(s, w)) - self.lift_functional(y)
+        return self._tested(loss, y, "the energy"), load.residual(flat_first(slope, w), w)
+
+    def state_slope(self, w: Tensor, y: Tensor) -> Tensor:
+        return flat_first(self._slope(self._cells(w, y), y)[1], w)
 
     def residual_product(self, w: Tensor, z: Tensor, y: Tensor) -> Tensor:
         slope = self._slope(self._cells(w, y), y)[1]

@@ -27,6 +27,7 @@ from fem_frames.formulations.formulation_checks import (
     check_variant,
     checked_parameters,
 )
+from fem_frames.formulations.frame_loads import NominalLoad, SplitLoad
 from fem_frames.formulations.registry import register
 from fem_frames.frame import level_matrices
 from fem_frames.frame.fields import Field
@@ -339,7 +340,31 @@ class Formulation(BoundParts):
 
     def frame_functional(self, y: Tensor) -> Tensor:
         """(B or 1, Nhat) load of source and Neumann data on the frame."""
-        return self.rounded(self._wide_synthesis.T(self.functional(y)), "the load")
+        return self.on_frame(self.functional(y))
+
+    def on_frame(self, functional: Tensor) -> Tensor:
+        """(B or 1, Nhat) a functional on the frame, from the nodal basis (B or 1, N) in the wide precision."""
+        return self.rounded(self._wide_synthesis.T(functional), "the load")
+
+    @property
+    def load_needs_y(self) -> bool:
+        """Whether `functional` may depend on y."""
+        return True
+
+    def split_load(self, y: Tensor) -> SplitLoad:
+        """The load of `frame_functional` in the form that loss and residual need: in half precision, as states."""
+        nominal = None if self.wide == self.frame.dtype else self._nominal_load()
+        return SplitLoad(self.frame.D, on_frame=self.frame_functional(y)) if nominal is None else nominal.load(self, y)
+
+    def _nominal_load(self) -> NominalLoad | None:
+        if "nominal load" not in self.derived:
+            self.derived["nominal load"] = NominalLoad.of(self)
+        found: NominalLoad | None = self.derived["nominal load"]
+        return found
+
+    def state_slope(self, w: Tensor, y: Tensor) -> Tensor:
+        """(B, K m) the derivative of the density at the states of lift + F w: Dᵀ maps it to residual + load."""
+        return self.C(y)(self.frame.D(w)) - self.state_load(y)
 
     @property
     def point_values(self) -> int:

@@ -168,7 +168,7 @@ class QuadraticFormulation(Formulation):
     def loss(self, w: Tensor, y: Tensor) -> Tensor:
         self.check_coefficients(w, y)
         s = cells_last(self.states(w, y), level_matrices.state_size(self.frame.arrays)).to(self.wide)
-        return self._energy(s, y) - dot(self.frame_functional(y), w) - self.lift_functional(y)
+        return self._energy(s, y) - self.split_load(y).value(w, flat_first(s, w)) - self.lift_functional(y)
 
     def _energy(self, s: Tensor, y: Tensor) -> Tensor:
         """(B,) Σ ½ sᵀ C_y s - ℓ_yᵀ s for states (K, m, B)."""
@@ -179,10 +179,9 @@ class QuadraticFormulation(Formulation):
         self.check_coefficients(w, y)
         s = cells_last(self.states(w, y), level_matrices.state_size(self.frame.arrays)).to(self.wide)
         product, load = _product(self._checked_blocks(y), s), self._checked_load(y)
-        on_frame = self.frame_functional(y)
-        loss = (s * (0.5 * product - load)).sum((0, 1)) - dot(on_frame, w) - self.lift_functional(y)
-        back = flat_first((product - load).to(self.frame.dtype), w)
-        return loss, (self.frame.D.T(back) - on_frame).reshape(w.shape)
+        on_frame = self.split_load(y)
+        loss = (s * (0.5 * product - load)).sum((0, 1)) - on_frame.value(w, flat_first(s, w)) - self.lift_functional(y)
+        return loss, on_frame.residual(on_frame.taken_from(flat_first(product - load, w)), w)
 
     def residual_product(self, w: Tensor, z: Tensor, y: Tensor) -> Tensor:
         size = level_matrices.state_size(self.frame.arrays)
