@@ -12,8 +12,8 @@ from small_runs import call_command, result_of, run_command
 from test_experiments import SMALL, small_cells
 
 from fem_frames import MeshHierarchy, export_frame, make_problem
+from training.comparison.report import write_comparison
 from training.experiments.beside import beside, draw_beside
-from training.experiments.comparison import write_comparison
 from training.experiments.earlier_reports import fill_in, read_report
 from training.experiments.figures import draw_figures
 from training.experiments.initialisation import random_functions

@@ -23,7 +23,7 @@ from torch import Tensor
 from fem_frames.mesh.geometry import Floats
 from fem_frames.problem.equation import Equation
 from training.comparison.methods import Method
-from training.comparison.trained import snapshots
+from training.comparison.trained import basis_size, snapshots
 from training.comparison.yardstick import Yardstick
 from training.rivals.reduced_bases import AffineReducedBasis, AffineSystem, PodSpace, TermWeights
 
@@ -46,7 +46,7 @@ def reduced_bases(yard: Yardstick, folder: Path) -> Iterator[Method]:
 
     logging.getLogger("pymor").setLevel(logging.WARNING)
     effort = yard.effort
-    data = snapshots(yard, folder, effort.basis)
+    data = snapshots(yard, folder, basis_size(yard))
     begin = time.perf_counter()
     weights = term_weights(yard, data.y)
     system = AffineSystem(yard.exact, weights)
@@ -201,7 +201,7 @@ class _FullModel:
 
         yield Method(
             f"pyMOR, {how}, {size} modes",
-            "reduced basis",
+            "reduced basis by pyMOR",
             values,
             solves=solves,
             offline_s=seconds,
@@ -218,7 +218,7 @@ class _FullModel:
 
         yield Method(
             f"{how}, {size} modes, batched",
-            "reduced basis",
+            "reduced basis, batched",
             answer,
             solves=solves,
             offline_s=seconds,

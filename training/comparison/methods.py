@@ -104,13 +104,15 @@ def _at_batches(yard: Yardstick, run: Answers) -> dict[str, float]:
 
 
 LINEAR_ONLY = ("direct", "multigrid", "learned", "reduced")
+ENERGY_ONLY = ("multigrid", "learned")
 
 
 def methods_for(case: Case) -> list[str]:
     """The methods that a case is answered by."""
     names = ["petsc", "direct", "multigrid", "solve", "learned", "frame-paper", "frame-best", "regression"]
     names += ["reduced", "outputs"]
-    return [name for name in names if case.linear or name not in LINEAR_ONLY]
+    without = (() if case.linear else LINEAR_ONLY) + (() if case.formulation == "energy" else ENERGY_ONLY)
+    return [name for name in names if name not in without]
 
 
 def make_methods(name: str, yard: Yardstick, folder: Path) -> Iterator[Method]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from fem_frames.formulations.formulation import Formulation
 from fem_frames.solvers.cycle_plans import Cycle
 from fem_frames.solvers.differentiable import differentiable_solve
-from fem_frames.solvers.multigrid import Multigrid, matrix_data
+from fem_frames.solvers.multigrid import Multigrid, has_multigrid, matrix_data
 from fem_frames.solvers.solution import solve
 from nets.multigrid import MultigridNet
 from training.comparison.methods import Method
@@ -37,9 +37,9 @@ def by_petsc(yard: Yardstick, folder: Path) -> Iterator[Method]:
         raise ValueError("there is no PETSc here: run the cells of the method petsc where DOLFINx has it")
     from fem_frames.fenicsx.reference import ReferenceSolver
 
-    nonlinear = not yard.case.linear
+    nonlinear, energy = not yard.case.linear, yard.case.formulation == "energy"
     for name, (solver, options) in PETSC.items():
-        if nonlinear and solver != "lu":
+        if solver != "lu" and (nonlinear or not energy):
             continue
         for tol in PETSC_TOLS if solver == "cg" else (None,):
             given = {**options, "ksp_rtol": tol} if tol is not None else None
@@ -100,7 +100,8 @@ def to_tolerance(yard: Yardstick, folder: Path) -> Iterator[Method]:
         def differentiable(y: Tensor, tol: float = tol) -> Tensor:
             return yard.sensors.values(differentiable_solve(yard.exact, y, tol), y)
 
-        yield Method(f"solve to {tol:g}", "multigrid", values, differentiable=differentiable)
+        kind = "multigrid" if has_multigrid(yard.formulation) else "frame solve"
+        yield Method(f"solve to {tol:g}", kind, values, differentiable=differentiable)
 
 
 def learned(yard: Yardstick, folder: Path) -> Iterator[Method]:

@@ -1,0 +1,270 @@
+"""Sentences that follow from the measurements of a comparison: what to use when.
+
+Each is made by rules from the rows, so that the words cannot contradict the tables.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from training.comparison.fronts import (
+    FAMILIES,
+    NETS,
+    Measure,
+    error_within,
+    first_below,
+    front,
+    gradient,
+    most_accurate,
+    of_family,
+    output,
+    points,
+    solution,
+)
+from training.comparison.tables import main_batch, milliseconds
+
+Case = Mapping[str, Any]
+GRADIENT_ERROR, GRADIENT_WORDS = 0.01, "with an error below 1 %"
+TITLES = {
+    "many": "Whole solutions, many at a time.",
+    "one": "Whole solutions, one at a time.",
+    "nets": "Frame nets, the paper's and the best recipe.",
+    "pod_net": "A net for POD modes.",
+    "chaos": "Polynomial chaos.",
+    "bases": "Reduced bases.",
+    "outputs": "A few outputs.",
+    "gradients": "Gradients in y.",
+    "bounds": "Bounds.",
+}
+PURPOSE = "for reproducing the paper and for studying precision"
+
+
+def verdicts(record: Mapping[str, Any]) -> dict[str, str]:
+    """The sentences, by the keys of `TITLES`; those without measurements are left out."""
+    cases, batch = record["cases"], main_batch(record)
+    found = {
+        "many": _fastest(cases, solution, batch, _superclose, f"of {batch} at a time"),
+        "one": _fastest(cases, solution, 1, _superclose, "of one at a time"),
+        "nets": _nets(cases, batch),
+        "pod_net": _learned_from_solutions(cases, batch, "POD and a net"),
+        "chaos": _learned_from_solutions(cases, batch, "polynomial chaos"),
+        "bases": _bases(cases, batch),
+        "outputs": _outputs(cases, batch),
+        "gradients": _fastest(cases, gradient, batch, lambda case: GRADIENT_ERROR, GRADIENT_WORDS),
+        "bounds": _bounds(cases),
+    }
+    return {key: text for key, text in found.items() if text}
+
+
+def _superclose(case: Case) -> float:
+    return float(case["facts"]["superclose"])
+
+
+def _of_outputs(case: Case) -> float:
+    return float(case["facts"]["output"])
+
+
+# ---- who is first
+
+
+def _fastest(cases: Sequence[Case], measure: Measure, batch: int, bound: Callable[[Case], float], what: str) -> str:
+    """Which families answer first with at most the error, in how many cases, and by what factor before PETSc."""
+    winners: dict[str, list[tuple[str, float]]] = {}
+    without, ratios = [], []
+    for case in cases:
+        if not points(case["rows"], measure, batch):
+            continue
+        found = first_below(case["rows"], measure, batch, bound(case))
+        if found is None:
+            without.append(case["name"])
+            continue
+        winners.setdefault(found[0]["kind"], []).append((case["name"], found[1][0]))
+        petsc = first_below(of_family(case["rows"], "PETSc"), measure, batch, bound(case))
+        if petsc is not None:
+            ratios.append(petsc[1][0] / found[1][0])
+    if not winners:
+        return ""
+    ordered = sorted(winners.items(), key=lambda pair: (-len(pair[1]), FAMILIES.index(pair[0])))
+    parts = [
+        f"{family} in {_count(mine)} ({', '.join(f'{name} {milliseconds(ms)} ms' for name, ms in mine)})"
+        for family, mine in ordered
+    ]
+    below = " with an error below the mesh's superclose error" if bound is _superclose else ""
+    text = f"Fastest {what}{below}: {'; '.join(parts)}."
+    if without:
+        text += f" No method is that accurate for {_names(without)}."
+    if ratios and [family for family, _ in ordered] != ["PETSc"]:
+        text += f" PETSc's fastest solver takes {_range(ratios)} times as long as the fastest."
+    return text
+
+
+# ---- methods that learn
+
+
+def _nets(cases: Sequence[Case], batch: int) -> str:
+    """What frame nets reach, whether they stand on the front, and what that makes them good for."""
+    parts, ahead, seen = [], {}, []
+    for net in NETS:
+        found = _reached(cases, batch, net)
+        if not found:
+            continue
+        seen += found
+        parts.append(f"{'the' if net == NETS[0] else 'with the'} {_short(net)} {_range(found.values())}")
+    if not parts:
+        return ""
+    for case in cases:
+        names = [row["kind"] for row in front(case["rows"], solution, batch) if row["kind"] in NETS]
+        if names:
+            ahead[case["name"]] = names
+    text = f"Their errors are, in units of the mesh's superclose error, {' and '.join(parts)}."
+    text += _better_in_their_time(cases, batch, NETS)
+    if not ahead:
+        return (
+            f"{text} No frame net is on the Pareto front of error and time in any case: the paper's nets are {PURPOSE}."
+        )
+    held = "; ".join(f"{name}: {' and '.join(_short(kind) for kind in kinds)}" for name, kinds in ahead.items())
+    behind = [case["name"] for case in cases if case["name"] not in ahead and _reached([case], batch, *NETS)]
+    text += f" On the Pareto front of error and time they stand in {_count(ahead)} ({held})."
+    if behind:
+        text += f" Elsewhere, for {_names(behind)}, the paper's nets are {PURPOSE}."
+    return text
+
+
+def _learned_from_solutions(cases: Sequence[Case], batch: int, family: str) -> str:
+    found = _reached(cases, batch, family)
+    if not found:
+        return ""
+    good = [name for name, ratio in found.items() if ratio <= 1]
+    ahead = [case["name"] for case in cases if _ahead(case, batch, family)]
+    text = (
+        f"Errors of {_range(found.values())} times the mesh's superclose error, below it {_where(good, len(found))}; "
+    )
+    text += f"on the Pareto front of error and time {_where(ahead, len(found))}."
+    return text + _better_in_their_time(cases, batch, (family,))
+
+
+def _bases(cases: Sequence[Case], batch: int) -> str:
+    """Galerkin's reduced bases, pyMOR's own and batched."""
+    families = ("reduced basis by pyMOR", "reduced basis, batched")
+    found = _reached(cases, batch, *families)
+    if not found:
+        return ""
+    good = [name for name, ratio in found.items() if ratio <= 1]
+    text = f"The largest are off by {_range(found.values())} times the mesh's superclose error, below it "
+    text += f"{_where(good, len(found))}."
+    times = []
+    for case in cases:
+        rows = [first_below(of_family(case["rows"], family), solution, batch, _superclose(case)) for family in families]
+        others = [row for row in case["rows"] if row["kind"] not in families]
+        first = first_below(others, solution, batch, _superclose(case))
+        mine = [row[1][0] for row in rows if row is not None]
+        if mine and first is not None:
+            times.append(min(mine) / first[1][0])
+    if times:
+        text += f" There the fastest takes {_range(times)} times as long as the fastest other method."
+    ahead = [case["name"] for case in cases if _ahead(case, batch, *families)]
+    return f"{text} On the Pareto front of error and time {_where(ahead, len(found))}."
+
+
+def _reached(cases: Sequence[Case], batch: int, *families: str) -> dict[str, float]:
+    """The least error over the superclose error, by case."""
+    found = {}
+    for case in cases:
+        best = most_accurate([row for row in case["rows"] if row["kind"] in families], solution, batch)
+        if best is not None:
+            found[case["name"]] = best[1][1] / _superclose(case)
+    return found
+
+
+def _ahead(case: Case, batch: int, *families: str) -> bool:
+    return any(row["kind"] in families for row in front(case["rows"], solution, batch))
+
+
+def _better_in_their_time(cases: Sequence[Case], batch: int, families: Sequence[str]) -> str:
+    """How much less error others have in at most the time of the most accurate of the families."""
+    ratios: list[float] = []
+    names: Counter[str] = Counter()
+    for case in cases:
+        mine = most_accurate([row for row in case["rows"] if row["kind"] in families], solution, batch)
+        others = [row for row in case["rows"] if row["kind"] not in families]
+        if mine is None:
+            continue
+        other = error_within(others, solution, batch, mine[1][0])
+        if other is not None and other[1][1] < mine[1][1]:
+            ratios.append(mine[1][1] / other[1][1])
+            names[other[0]["kind"]] += 1
+    if not ratios:
+        return ""
+    leader = names.most_common(1)[0][0]
+    times = _range(ratios)
+    return (
+        f" In at most their time other methods, most often {leader}, have {times} times less error in {_count(ratios)}."
+    )
+
+
+# ---- outputs, bounds
+
+
+def _outputs(cases: Sequence[Case], batch: int) -> str:
+    text = _fastest(cases, output, batch, _of_outputs, f"of {batch} at a time with an error below the mesh's own")
+    found, ahead = {}, []
+    for case in cases:
+        best = most_accurate(of_family(case["rows"], "a net for the outputs"), output, batch)
+        if best is None:
+            continue
+        found[case["name"]] = best[1]
+        if any(row["kind"] == "a net for the outputs" for row in front(case["rows"], output, batch)):
+            ahead.append(case["name"])
+    if not found:
+        return text
+    good = [name for name, point in found.items() if point[1] <= _of_outputs(_case(cases, name))]
+    text += f" A net for the outputs takes {_range(ms for ms, _ in found.values())} ms, with an error of "
+    text += f"{_range(100 * error for _, error in found.values())} % of their standard deviation, below the mesh's own "
+    text += f"{_where(good, len(found))}, and is on the Pareto front {_where(ahead, len(found))}."
+    return text.strip()
+
+
+def _bounds(cases: Sequence[Case]) -> str:
+    rows = [row for case in cases for row in case["rows"] if row.get("bound")]
+    if not rows:
+        return ""
+    least, most = min(row["bound"]["least"] for row in rows), max(row["bound"]["most"] for row in rows)
+    return f"{least:.2g} to {most:.2g} times the error, over all methods and cases that have them."
+
+
+# ---- words
+
+
+def _case(cases: Sequence[Case], name: str) -> Case:
+    return next(case for case in cases if case["name"] == name)
+
+
+def _range(values: Iterable[float]) -> str:
+    low, high = (f"{value(found):.2g}" for found in [list(values)] for value in (min, max))
+    low, high = _plain(low), _plain(high)
+    return low if low == high else f"{low} to {high}"
+
+
+def _plain(text: str) -> str:
+    """1.2e+03 as 1200."""
+    return f"{float(text):.0f}" if "e+" in text else text
+
+
+def _count(found: Any) -> str:
+    return f"{len(found)} case{'s' * (len(found) != 1)}"
+
+
+def _where(names: Sequence[str], total: int) -> str:
+    if not names:
+        return "in no case"
+    return f"in {len(names)} of {total} cases ({', '.join(names)})"
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(names)
+
+
+def _short(net: str) -> str:
+    return net.removeprefix("frame net, ").replace("the paper's", "paper's")
