@@ -45,8 +45,8 @@ def _draw(case: Mapping[str, Any], batch: int, path: Path) -> None:
         ("gradients of a misfit in y", gradient, None),
     ]
     shown = [panel for panel in panels if points(case["rows"], panel[1], batch)]
-    figure = new_figure(1.0 + 4.2 * len(shown), 5.4)
-    upper, lower = figure.subfigures(2, 1, height_ratios=[8.0, 1.5])
+    figure = new_figure(1.0 + 4.2 * len(shown), 5.2)
+    upper, lower = figure.subfigures(2, 1, height_ratios=[8.0, 1.2])
     seen: list[str] = []
     for axes, (title, measure, bound) in zip(upper.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
         _panel(axes, case, batch, measure, bound)
@@ -67,7 +67,8 @@ def _draw(case: Mapping[str, Any], batch: int, path: Path) -> None:
 
 def _panel(axes: Any, case: Mapping[str, Any], batch: int, measure: Measure, bound: float | None) -> None:
     """Points by family, the front as steps, and a line for the error of the mesh."""
-    lowest = min(error for _, (_, error) in points(case["rows"], measure, batch))
+    all_points = [point for _, point in points(case["rows"], measure, batch)]
+    found, lowest = [ms for ms, _ in all_points], min(error for _, error in all_points)
     edge = 0.0 if bound is None else DEEP * bound
     for family, (color, marker) in LOOKS.items():
         mine = points(of_family(case["rows"], family), measure, batch)
@@ -79,7 +80,14 @@ def _panel(axes: Any, case: Mapping[str, Any], batch: int, measure: Measure, bou
     if bound is not None:
         axes.axhline(bound, color="silver", linewidth=3, zorder=1)
     axes.set(xscale="log", yscale="log")
-    axes.margins(0.08)
+    axes.set_xlim(*_decades(min(found), max(found)))
+    axes.margins(y=0.08)
     axes.grid(alpha=0.3)
     if lowest < edge:
         axes.text(0.98, 0.01, "at the lower edge: or less", transform=axes.transAxes, ha="right", fontsize=7)
+
+
+def _decades(low: float, high: float) -> tuple[float, float]:
+    """Limits of a logarithmic axis that spans a decade and a half at least."""
+    middle, half = (low * high) ** 0.5, max((high / low) ** 0.5 * 1.35, 10**0.75)
+    return middle / half, middle * half

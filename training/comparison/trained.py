@@ -35,7 +35,7 @@ TOL = 1e-8  # of snapshots
 SEED = 777
 HIDDEN = (256, 256)
 BATCH = 256
-TRIAL = 200  # steps that are timed to know how many fit into the time for training
+TRIAL = 100  # steps that are timed to know how many fit into the time for training
 PAPER: dict[str, Any] = {"optimizer": "adam", "net": "full"}
 
 
@@ -61,7 +61,8 @@ def _frame_net(yard: Yardstick, run: Path, name: str, settings: dict[str, Any]) 
         c = {"problem": case.problem, "options": dict(case.options), "levels": case.levels}
         c |= {"formulation": case.formulation}
         timed = {"net": settings["net"], "optimizer": settings["optimizer"]}
-        (row,) = training_rows(yard.arrays, yard.problem, ["float32"], **timed)
+        trial = min(1.0, yard.effort.training / 10)
+        (row,) = training_rows(yard.arrays, yard.problem, ["float32"], seconds=trial, **timed)
         epochs = max(int(yard.effort.training / row["step_s"]), 10)
         given = Configuration(**{**c, "test_samples": 64, **settings, "epochs": epochs})
         result = train(given, run, problem=yard.problem, quiet=True)

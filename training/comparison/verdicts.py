@@ -23,11 +23,12 @@ from training.comparison.fronts import (
     points,
     solution,
 )
-from training.comparison.tables import main_batch, milliseconds
+from training.comparison.tables import main_batch, milliseconds, percent
 
 Case = Mapping[str, Any]
 GRADIENT_ERROR, GRADIENT_WORDS = 0.01, "with an error below 1 %"
 TITLES = {
+    "summary": "In short.",
     "many": "Whole solutions, many at a time.",
     "one": "Whole solutions, one at a time.",
     "nets": "Frame nets, the paper's and the best recipe.",
@@ -37,6 +38,7 @@ TITLES = {
     "outputs": "A few outputs.",
     "gradients": "Gradients in y.",
     "bounds": "Bounds.",
+    "paper": "The paper's problem.",
 }
 PURPOSE = "for reproducing the paper and for studying precision"
 
@@ -45,6 +47,7 @@ def verdicts(record: Mapping[str, Any]) -> dict[str, str]:
     """The sentences, by the keys of `TITLES`; those without measurements are left out."""
     cases, batch = record["cases"], main_batch(record)
     found = {
+        "summary": _summary(cases, batch),
         "many": _fastest(cases, solution, batch, _superclose, f"of {batch} at a time"),
         "one": _fastest(cases, solution, 1, _superclose, "of one at a time"),
         "nets": _nets(cases, batch),
@@ -54,6 +57,7 @@ def verdicts(record: Mapping[str, Any]) -> dict[str, str]:
         "outputs": _outputs(cases, batch),
         "gradients": _fastest(cases, gradient, batch, lambda case: GRADIENT_ERROR, GRADIENT_WORDS),
         "bounds": _bounds(cases),
+        "paper": _paper(cases, batch),
     }
     return {key: text for key, text in found.items() if text}
 
@@ -86,7 +90,7 @@ def _fastest(cases: Sequence[Case], measure: Measure, batch: int, bound: Callabl
             ratios.append(petsc[1][0] / found[1][0])
     if not winners:
         return ""
-    ordered = sorted(winners.items(), key=lambda pair: (-len(pair[1]), FAMILIES.index(pair[0])))
+    ordered = sorted(winners.items(), key=lambda pair: _order(pair[0], len(pair[1])))
     parts = [
         f"{family} in {_count(mine)} ({', '.join(f'{name} {milliseconds(ms)} ms' for name, ms in mine)})"
         for family, mine in ordered
@@ -103,33 +107,42 @@ def _fastest(cases: Sequence[Case], measure: Measure, batch: int, bound: Callabl
 # ---- methods that learn
 
 
+def _summary(cases: Sequence[Case], batch: int) -> str:
+    """Who answers first with the accuracy of the mesh, and what frame nets are for."""
+    winners: Counter[str] = Counter()
+    for case in cases:
+        found = first_below(case["rows"], solution, batch, _superclose(case))
+        winners[found[0]["kind"] if found else "none"] += 1
+    without = winners.pop("none", 0)
+    if not winners:
+        return ""
+    parts = [f"{family} in {count}" for family, count in sorted(winners.items(), key=lambda pair: _order(*pair))]
+    text = f"Of {len(cases)} problems, the first answer below the mesh's superclose error, {batch} at a time, is that "
+    text += f"of {', of '.join(parts)}{f', of no method in {without}' if without else ''}."
+    return f"{text} {_purpose(cases, batch)}".strip()
+
+
 def _nets(cases: Sequence[Case], batch: int) -> str:
     """What frame nets reach, whether they stand on the front, and what that makes them good for."""
-    parts, ahead, seen = [], {}, []
-    for net in NETS:
-        found = _reached(cases, batch, net)
-        if not found:
-            continue
-        seen += found
-        parts.append(f"{'the' if net == NETS[0] else 'with the'} {_short(net)} {_range(found.values())}")
+    reached = {net: _reached(cases, batch, net) for net in NETS}
+    parts = [f"of {_short(net)} {_range(found.values())}" for net, found in reached.items() if found]
     if not parts:
         return ""
-    for case in cases:
-        names = [row["kind"] for row in front(case["rows"], solution, batch) if row["kind"] in NETS]
-        if names:
-            ahead[case["name"]] = names
-    text = f"Their errors are, in units of the mesh's superclose error, {' and '.join(parts)}."
-    text += _better_in_their_time(cases, batch, NETS)
+    text = f"Errors in units of the mesh's superclose error: {' and '.join(parts)} times."
+    return f"{text}{_better_in_their_time(cases, batch, NETS)} {_purpose(cases, batch)}"
+
+
+def _purpose(cases: Sequence[Case], batch: int) -> str:
+    """What frame nets are for: that depends on whether they stand on the front."""
+    seen = [case["name"] for case in cases if _reached([case], batch, *NETS)]
+    ahead = [case["name"] for case in cases if _ahead(case, batch, *NETS)]
+    if not seen:
+        return ""
     if not ahead:
-        return (
-            f"{text} No frame net is on the Pareto front of error and time in any case: the paper's nets are {PURPOSE}."
-        )
-    held = "; ".join(f"{name}: {' and '.join(_short(kind) for kind in kinds)}" for name, kinds in ahead.items())
-    behind = [case["name"] for case in cases if case["name"] not in ahead and _reached([case], batch, *NETS)]
-    text += f" On the Pareto front of error and time they stand in {_count(ahead)} ({held})."
-    if behind:
-        text += f" Elsewhere, for {_names(behind)}, the paper's nets are {PURPOSE}."
-    return text
+        start = f"No frame net is on the Pareto front of error and time in any of {len(seen)}"
+        return f"{start}: the paper's nets are {PURPOSE}."
+    text = f"Frame nets are on the Pareto front of error and time {_where(ahead, len(seen))}."
+    return text if len(ahead) == len(seen) else f"{text} In the others the paper's nets are {PURPOSE}."
 
 
 def _learned_from_solutions(cases: Sequence[Case], batch: int, family: str) -> str:
@@ -139,7 +152,7 @@ def _learned_from_solutions(cases: Sequence[Case], batch: int, family: str) -> s
     good = [name for name, ratio in found.items() if ratio <= 1]
     ahead = [case["name"] for case in cases if _ahead(case, batch, family)]
     text = (
-        f"Errors of {_range(found.values())} times the mesh's superclose error, below it {_where(good, len(found))}; "
+        f"Errors of {_range(found.values())} times the mesh's superclose error, below it {_where(good, len(found))}, "
     )
     text += f"on the Pareto front of error and time {_where(ahead, len(found))}."
     return text + _better_in_their_time(cases, batch, (family,))
@@ -199,9 +212,7 @@ def _better_in_their_time(cases: Sequence[Case], batch: int, families: Sequence[
         return ""
     leader = names.most_common(1)[0][0]
     times = _range(ratios)
-    return (
-        f" In at most their time other methods, most often {leader}, have {times} times less error in {_count(ratios)}."
-    )
+    return f" In at most their time others, most often {leader}, have {times} times less error in {_count(ratios)}."
 
 
 # ---- outputs, bounds
@@ -234,7 +245,31 @@ def _bounds(cases: Sequence[Case]) -> str:
     return f"{least:.2g} to {most:.2g} times the error, over all methods and cases that have them."
 
 
+# ---- the paper's problem
+
+
+def _paper(cases: Sequence[Case], batch: int) -> str:
+    """Whether a frame net gains anything over reduced bases there."""
+    case = next((case for case in cases if case["name"] == "paper"), None)
+    if case is None:
+        return ""
+    net = most_accurate([row for row in case["rows"] if row["kind"] in NETS], solution, batch)
+    bases = [row for row in case["rows"] if row["kind"] == "reduced basis, batched"]
+    basis = None if net is None else error_within(bases, solution, batch, net[1][0])
+    if net is None or basis is None:
+        return ""
+    text = f"The best frame net is off by {percent(net[1][1])} in {milliseconds(net[1][0])} ms, a reduced basis from "
+    text += f"{basis[0]['solves']} solves ({basis[0]['method']}) by {percent(basis[1][1])} in "
+    text += f"{milliseconds(basis[1][0])} ms, the mesh itself by {percent(case['facts']['error'])}."
+    return f"{text} So a net gains nothing there." if basis[1][1] < net[1][1] else text
+
+
 # ---- words
+
+
+def _order(family: str, count: int) -> tuple[int, int]:
+    """Families that are first most often come first."""
+    return -count, FAMILIES.index(family)
 
 
 def _case(cases: Sequence[Case], name: str) -> Case:
@@ -267,4 +302,4 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _short(net: str) -> str:
-    return net.removeprefix("frame net, ").replace("the paper's", "paper's")
+    return {NETS[0]: "the paper's", NETS[1]: "the best recipe"}[net]
