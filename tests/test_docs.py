@@ -289,7 +289,7 @@ def test_pages_quote_what_their_files_say():
 def test_every_quote_is_on_a_page_and_a_changed_number_is_found():
     names = quoted()
     text = "\n".join((ROOT / page).read_text() for page in names["PAGES"])
-    found = {name: body for name, body in names["MARKED"].findall(text)}
+    found = dict(names["MARKED"].findall(text))
     assert set(found) == set(names["QUOTES"])
     for name, body in found.items():
         mark = f"<!-- quoted: {name} -->{{}}<!-- end of {name} -->"

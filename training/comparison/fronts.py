@@ -14,11 +14,20 @@ Measure = Callable[[Row, int], Point | None]
 
 NETS = ("frame net, the paper's", "frame net, best recipe")
 FAMILIES = (
-    *("PETSc", "direct", "multigrid", "frame solve", "learned", *NETS, "POD and a net", "polynomial chaos"),
+    *(
+        "PETSc",
+        "direct solves",
+        "multigrid",
+        "frame solve",
+        "learned cycles",
+        *NETS,
+        "POD and a net",
+        "polynomial chaos",
+    ),
     *("reduced basis by pyMOR", "reduced basis, batched", "a net for the outputs"),
 )
 """The kinds of methods, in the order of tables."""
-ONE_AT_A_TIME = ("PETSc", "direct", "reduced basis by pyMOR")
+ONE_AT_A_TIME = ("PETSc", "direct solves", "reduced basis by pyMOR")
 """Families whose time per sample does not depend on how many are asked for."""
 
 

@@ -69,7 +69,7 @@ def direct(yard: Yardstick, folder: Path) -> Iterator[Method]:
     def values(y: Tensor) -> Tensor:
         return solver(y.numpy())
 
-    yield Method("SciPy, direct", "direct", values, most=yard.effort.petsc)
+    yield Method("SciPy, direct", "direct solves", values, most=yard.effort.petsc)
 
 
 def by_multigrid(yard: Yardstick, folder: Path) -> Iterator[Method]:
@@ -126,7 +126,7 @@ def learned(yard: Yardstick, folder: Path) -> Iterator[Method]:
 
         yield Method(
             f"learned {steps}",
-            "learned",
+            "learned cycles",
             values,
             offline_s=seconds,
             parts=parts,

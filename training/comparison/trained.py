@@ -77,7 +77,7 @@ def _frame_net(yard: Yardstick, run: Path, name: str, settings: dict[str, Any]) 
         values,
         offline_s=result["seconds"],
         timed=lambda y: surrogate(y.numpy()),
-        outputs=lambda y: surrogate.output(y.numpy(), yard.sensors.outputs).values,
+        outputs=lambda y: yard.sensors.values(surrogate.coefficients(y.numpy()).double(), y),
         differentiable=lambda y: surrogate.differentiable_output(y, yard.sensors.outputs),
         remarks={"steps": result["steps"]},
     )

@@ -109,17 +109,28 @@ def _fastest(cases: Sequence[Case], measure: Measure, batch: int, bound: Callabl
 
 def _summary(cases: Sequence[Case], batch: int) -> str:
     """Who answers first with the accuracy of the mesh, and what frame nets are for."""
-    winners: Counter[str] = Counter()
-    for case in cases:
-        found = first_below(case["rows"], solution, batch, _superclose(case))
-        winners[found[0]["kind"] if found else "none"] += 1
-    without = winners.pop("none", 0)
-    if not winners:
+    solutions, outputs = _winners(cases, solution, batch, _superclose), _winners(cases, output, batch, _of_outputs)
+    if not solutions:
         return ""
-    parts = [f"{family} in {count}" for family, count in sorted(winners.items(), key=lambda pair: _order(*pair))]
-    text = f"Of {len(cases)} problems, the first answer below the mesh's superclose error, {batch} at a time, is that "
-    text += f"of {', of '.join(parts)}{f', of no method in {without}' if without else ''}."
+    text = f"The first whole solutions below the mesh's superclose error, {batch} at a time, are those of {solutions}."
+    text += f" The first outputs below the mesh's own error are those of {outputs}." if outputs else ""
     return f"{text} {_purpose(cases, batch)}".strip()
+
+
+def _winners(cases: Sequence[Case], measure: Measure, batch: int, bound: Callable[[Case], float]) -> str:
+    """In how many problems each family is the first; empty if none is."""
+    count: Counter[str] = Counter()
+    without = 0
+    for case in cases:
+        found = first_below(case["rows"], measure, batch, bound(case))
+        if found is not None:
+            count[found[0]["kind"]] += 1
+        elif points(case["rows"], measure, batch):
+            without += 1
+    parts = [f"{family} in {_problems(n)}" for family, n in sorted(count.items(), key=lambda pair: _order(*pair))]
+    if not parts:
+        return ""
+    return ", ".join([*parts, *([f"of no method in {_problems(without)}"] if without else [])])
 
 
 def _nets(cases: Sequence[Case], batch: int) -> str:
@@ -139,7 +150,7 @@ def _purpose(cases: Sequence[Case], batch: int) -> str:
     if not seen:
         return ""
     if not ahead:
-        start = f"No frame net is on the Pareto front of error and time in any of {len(seen)}"
+        start = f"No frame net is on the Pareto front of error and time in any of {_problems(len(seen))}"
         return f"{start}: the paper's nets are {PURPOSE}."
     text = f"Frame nets are on the Pareto front of error and time {_where(ahead, len(seen))}."
     return text if len(ahead) == len(seen) else f"{text} In the others the paper's nets are {PURPOSE}."
@@ -289,6 +300,10 @@ def _plain(text: str) -> str:
 
 def _count(found: Any) -> str:
     return f"{len(found)} case{'s' * (len(found) != 1)}"
+
+
+def _problems(count: int) -> str:
+    return f"{count} problem{'s' * (count != 1)}"
 
 
 def _where(names: Sequence[str], total: int) -> str:
