@@ -60,6 +60,9 @@ def run(parsed: argparse.Namespace) -> None:
     if parsed.list:
         _list(cells, parsed.json)
         return
+    if not parsed.again:
+        for cell in cells:
+            cell.read()  # what does not fit is refused before the work
     begin = time.monotonic()
     failed: dict[str, str] = {}
     if parsed.here:

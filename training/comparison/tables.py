@@ -29,7 +29,9 @@ def percent(error: float | None) -> str:
     """An error with two digits."""
     if error is None:
         return "–"
-    return f"{100 * error:.2g} %" if error >= 1e-5 else f"{error:.0e}"
+    if error < 1e-5:
+        return f"{error:.0e}"
+    return f"{100 * error:.2g} %" if error < 0.995 else f"{100 * error:.0f} %"
 
 
 def milliseconds(value: float | None) -> str:
