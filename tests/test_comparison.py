@@ -80,18 +80,19 @@ def test_presets_have_the_paper_s_problem_and_no_linear_methods_for_nonlinear_on
 
 
 def test_cells_measure_what_is_known_about_their_methods(whole):
-    for case in ("disks1", "paper"):
+    for case, how in (("disks1", "assembled"), ("paper", "batched")):
         rows, facts = rows_of(whole, case)
         assert {row["kind"] for row in rows.values()} <= set(FAMILIES)
         assert rows["PETSc, lu"]["error"] < 1e-9 > rows["SciPy, direct"]["error"]
         assert rows["solve to 1e-06"]["error"] < 1e-4 > rows["solve to 1e-06"]["gradient_error"]
-        assert rows["POD, 8 modes, batched"]["error"] < rows["POD, 4 modes, batched"]["error"]
+        assert rows[f"POD, 8 modes, {how}"]["error"] < rows[f"POD, 4 modes, {how}"]["error"]
         assert rows["PETSc, lu"]["finer_error"] == pytest.approx(facts["error"], rel=1e-6)
         assert facts["superclose"] < facts["error"]
         assert all(row["D_ms"] > 0 for row in rows.values())
-        by_pymor, batched = rows["pyMOR, POD, 8 modes"], rows["POD, 8 modes, batched"]
+        by_pymor, batched = rows["pyMOR, POD, 8 modes"], rows[f"POD, 8 modes, {how}"]
         assert by_pymor["error"] == pytest.approx(batched["error"], rel=0.5)  # the means are over other samples
         assert by_pymor["remark_modes"] == 8
+        assert (by_pymor["remark_interpolation_error"] < 1e-9) == (how == "batched")
     assert rows["PETSc, lu"]["bound"]["most"] < 1.2  # least squares: the functional is the error, against a finer mesh
     rows, facts = rows_of(whole, "disks1")
     assert rows["PETSc, lu"]["bound"] is None  # errors of rounding
@@ -110,7 +111,7 @@ def test_cells_measure_what_is_known_about_their_methods(whole):
 def test_errors_of_pymor_and_of_the_batched_bases_agree_sample_by_sample(whole, tiny):
     from training.comparison.yardstick import Yardstick
 
-    cell = next(cell for cell in cells_of(tiny, whole) if cell.name == "disks1-reduced")
+    cell = next(cell for cell in cells_of(tiny, whole) if cell.name == "paper-reduced")
     yard = Yardstick(cell.case, cell.effort, cell.folder)
     methods = {method.name: method for method in bases.reduced_bases(yard, cell.folder)}
     one, many = (methods[name].values(yard.y[:2]) for name in ("pyMOR, POD, 8 modes", "POD, 8 modes, batched"))

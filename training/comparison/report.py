@@ -159,6 +159,11 @@ def protocol_lines(effort: Mapping[str, Any]) -> Iterator[str]:
         f"{effort['learn']} steps, without solutions."
     )
     yield (
+        "Where coefficients are not affine in y, pyMOR's models have terms from empirical interpolation, whose error "
+        "is "
+        'part of theirs; "assembled" are Galerkin solutions in the same bases without it.'
+    )
+    yield (
         f"Outputs are {OUTPUTS}; their error is the root of the mean square over their standard deviation, the mean "
         "over outputs. The gradient is that of a misfit of outputs to data in y, against the discrete one."
     )
