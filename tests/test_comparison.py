@@ -297,7 +297,7 @@ def test_the_first_below_the_error_of_the_mesh_is_named():
     assert "multigrid in 1 case (disks1 1 ms)" in found["many"]
     assert "PETSc's fastest solver takes 4 times as long" in found["many"]
     assert "PETSc in 1 case (disks1 4 ms)" in found["one"]  # multigrid takes 10 ms for one
-    assert "superclose error, 64 at a time, are those of multigrid in 1 problem." in found["summary"]
+    assert "superclose error, 64 at a time, are by multigrid in 1 problem." in found["summary"]
     assert not {"nets", "pod_net", "outputs", "paper"} & set(found)
     assert verdicts(record_of(MULTIGRID, DIRECT, superclose=1e-20)) == {}  # nothing is that accurate
 
@@ -314,3 +314,11 @@ def test_a_net_for_outputs_is_judged_by_outputs():
     found = verdicts(record_of(others, net))["outputs"]
     assert "a net for the outputs in 1 case (disks1 0.01 ms)" in found
     assert "below the mesh's own in 1 of 1 cases (disks1)" in found
+
+
+def test_a_net_gains_nothing_where_a_reduced_basis_is_better_and_faster():
+    record = record_of(row(NETS[1], 1.0, 1e-3), row("reduced basis, batched", 0.1, 1e-6))
+    record["cases"][0]["name"] = "paper"
+    assert verdicts(record)["paper"].endswith("So a net gains nothing there.")
+    record["cases"][0]["rows"][1]["times"]["64"]["query"] = 2.0  # better, but slower
+    assert "gains nothing" not in verdicts(record)["paper"]

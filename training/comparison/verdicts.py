@@ -40,6 +40,8 @@ TITLES = {
     "bounds": "Bounds.",
     "paper": "The paper's problem.",
 }
+WORDS = {"reduced basis by pyMOR": "pyMOR's reduced bases", "reduced basis, batched": "batched reduced bases"}
+"""Families whose names are no words in a list."""
 PURPOSE = "for reproducing the paper and for studying precision"
 
 
@@ -92,7 +94,7 @@ def _fastest(cases: Sequence[Case], measure: Measure, batch: int, bound: Callabl
         return ""
     ordered = sorted(winners.items(), key=lambda pair: _order(pair[0], len(pair[1])))
     parts = [
-        f"{family} in {_count(mine)} ({', '.join(f'{name} {milliseconds(ms)} ms' for name, ms in mine)})"
+        f"{_words(family)} in {_count(mine)} ({', '.join(f'{name} {milliseconds(ms)} ms' for name, ms in mine)})"
         for family, mine in ordered
     ]
     below = " with an error below the mesh's superclose error" if bound is _superclose else ""
@@ -112,8 +114,8 @@ def _summary(cases: Sequence[Case], batch: int) -> str:
     solutions, outputs = _winners(cases, solution, batch, _superclose), _winners(cases, output, batch, _of_outputs)
     if not solutions:
         return ""
-    text = f"The first whole solutions below the mesh's superclose error, {batch} at a time, are those of {solutions}."
-    text += f" The first outputs below the mesh's own error are those of {outputs}." if outputs else ""
+    text = f"The fastest whole solutions below the mesh's superclose error, {batch} at a time, are by {solutions}."
+    text += f" The fastest outputs below the mesh's own error are by {outputs}." if outputs else ""
     return f"{text} {_purpose(cases, batch)}".strip()
 
 
@@ -127,10 +129,12 @@ def _winners(cases: Sequence[Case], measure: Measure, batch: int, bound: Callabl
             count[found[0]["kind"]] += 1
         elif points(case["rows"], measure, batch):
             without += 1
-    parts = [f"{family} in {_problems(n)}" for family, n in sorted(count.items(), key=lambda pair: _order(*pair))]
+    parts = [
+        f"{_words(family)} in {_problems(n)}" for family, n in sorted(count.items(), key=lambda pair: _order(*pair))
+    ]
     if not parts:
         return ""
-    return ", ".join([*parts, *([f"of no method in {_problems(without)}"] if without else [])])
+    return ", ".join([*parts, *([f"no method in {_problems(without)}"] if without else [])])
 
 
 def _nets(cases: Sequence[Case], batch: int) -> str:
@@ -221,7 +225,7 @@ def _better_in_their_time(cases: Sequence[Case], batch: int, families: Sequence[
             names[other[0]["kind"]] += 1
     if not ratios:
         return ""
-    leader = names.most_common(1)[0][0]
+    leader = _words(names.most_common(1)[0][0])
     times = _range(ratios)
     return f" In at most their time others, most often {leader}, have {times} times less error in {_count(ratios)}."
 
@@ -266,13 +270,13 @@ def _paper(cases: Sequence[Case], batch: int) -> str:
         return ""
     net = most_accurate([row for row in case["rows"] if row["kind"] in NETS], solution, batch)
     bases = [row for row in case["rows"] if row["kind"] == "reduced basis, batched"]
-    basis = None if net is None else error_within(bases, solution, batch, net[1][0])
+    basis = None if net is None else first_below(bases, solution, batch, net[1][1])
     if net is None or basis is None:
         return ""
     text = f"The best frame net is off by {percent(net[1][1])} in {milliseconds(net[1][0])} ms, a reduced basis from "
     text += f"{basis[0]['solves']} solves ({basis[0]['method']}) by {percent(basis[1][1])} in "
     text += f"{milliseconds(basis[1][0])} ms, the mesh itself by {percent(case['facts']['error'])}."
-    return f"{text} So a net gains nothing there." if basis[1][1] < net[1][1] else text
+    return f"{text} So a net gains nothing there." if basis[1][0] < net[1][0] else text
 
 
 # ---- words
@@ -300,6 +304,10 @@ def _plain(text: str) -> str:
 
 def _count(found: Any) -> str:
     return f"{len(found)} case{'s' * (len(found) != 1)}"
+
+
+def _words(family: str) -> str:
+    return WORDS.get(family, family)
 
 
 def _problems(count: int) -> str:
