@@ -215,8 +215,9 @@ class _FullModel:
         reductor = self.reductor(basis)
         reduced = reductor.reduce()
         seconds = offline_s + time.perf_counter() - begin
-        size, remarks = len(basis), {"modes": len(basis), "terms": len(self.system.terms)}
-        remarks |= {"interpolation_error": self.interpolation_error}
+        size = len(basis)
+        remarks: dict[str, Any] = {"modes": size, "terms": len(self.system.terms)}
+        remarks["interpolation_error"] = self.interpolation_error
 
         def values(y: Tensor) -> Tensor:
             found = [reductor.reconstruct(reduced.solve(self.theta(one))).to_numpy()[:, 0] for one in y.numpy()]
