@@ -37,6 +37,7 @@ from training.rivals.reduced_bases import (
 
 FEW_TERMS = 20  # for more, the terms of the residual's norm would take pyMOR too long
 LEAST_SHARE = 1e-6  # of the largest singular value: what empirical interpolation takes no notice of
+MOST_PRODUCTS = 5e11  # of numbers, to reduce all terms to a basis
 EXACT = 1e-9  # relative errors of A_y below this are those of rounding
 SEED = 98
 MOST_TERMS = 150  # of the coefficient, and of the source
@@ -68,7 +69,7 @@ def reduced_bases(yard: Yardstick, folder: Path) -> Iterator[Method]:
     pod_s = time.perf_counter() - begin
     solves = len(data.y)
     for size in effort.modes:
-        if size > len(modes):
+        if size > len(modes) or size**2 * full.space.dim * len(system.terms) > MOST_PRODUCTS:
             break
         yield from full.methods("POD", modes[:size], solves, data.seconds + terms_s + pod_s)
     begin = time.perf_counter()

@@ -160,8 +160,8 @@ def protocol_lines(effort: Mapping[str, Any]) -> Iterator[str]:
     )
     yield (
         "Where coefficients are not affine in y, pyMOR's models have terms from empirical interpolation, whose error "
-        "is "
-        'part of theirs; "assembled" are Galerkin solutions in the same bases without it.'
+        'is part of theirs; bases whose reduction would take too long are left out. "assembled" are Galerkin solutions '
+        "in the same bases without it."
     )
     yield (
         f"Outputs are {OUTPUTS}; their error is the root of the mean square over their standard deviation, the mean "
