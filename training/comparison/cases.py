@@ -65,6 +65,11 @@ class Effort:
     learn: int
     """Training steps of learned cycles."""
 
+    @property
+    def main_batch(self) -> int:
+        """The batch for which parts and gradients are timed, and that figures show."""
+        return max(batch for batch in self.batches if batch <= 64)
+
 
 @dataclass(frozen=True)
 class Comparison:
