@@ -158,13 +158,14 @@ class _FullModel:
         self.space = NumpyVectorSpace(system.size)
         matrices = [NumpyMatrixOperator(system.matrix(own).tocsc()) for own in system.terms]
         loads = [VectorOperator(self.space.from_numpy(own[:, None])) for own in system.load_terms]
-        nominal = self.yard.problem.parameters.nominal
-        self.product = NumpyMatrixOperator(system.matrix(system.entries(nominal)[0]).tocsc(), name="energy")
+        self.full = NodalSystem(self.yard.exact)
+        # Not from the terms: where they are interpolated, their sum need not be positive.
+        (nominal,) = self.full.entries(self.yard.problem.parameters.nominal)
+        self.product = NumpyMatrixOperator(self.full.matrix(nominal).tocsc(), name="energy")
         self.model = StationaryModel(
             LincombOperator(matrices, theta), LincombOperator(loads, theta), products={"energy": self.product}
         )
         self.greedy_solves = 0
-        self.full = NodalSystem(self.yard.exact)
         y = self.yard.problem.parameters.sample(4, SEED)
         entries = self.full.entries(y)
         self.interpolation_error = float(np.abs(system.entries(y) - entries).max() / np.abs(entries).max())
