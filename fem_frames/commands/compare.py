@@ -21,7 +21,7 @@ def add(subparsers: Any) -> None:
         "Compares ways to answer queries, in time, error, outputs and gradients: PETSc, direct solves, batched "
         "multigrid, learned cycles, frame nets, POD with a net or polynomial chaos, reduced bases by pyMOR, a net for "
         "outputs. One process for each problem and method. It skips complete cells: the same command again finishes a "
-        "comparison that was stopped. Presets: quick (four problems on coarse meshes, a quarter of an hour on two "
+        "comparison that was stopped. Presets: quick (four problems on coarse meshes, six minutes on two "
         "cores), full (eleven problems, hours). `fem-frames report DIR` writes the page.",
     )
     parser.add_argument("--preset", choices=PRESETS, required=True, help="size of the comparison")

@@ -118,7 +118,7 @@ COMPARISONS = {
     for made in (
         Comparison(
             "quick",
-            "the pattern on coarser meshes with little effort, in a quarter of an hour on two cores",
+            "the pattern on coarser meshes with little effort, in six minutes on two cores",
             (*(case for case in _flat(5) if case.name in ("disks1", "waves", "carreau")), _paper(7)),
             Effort(
                 samples=32,

@@ -148,16 +148,39 @@ def _nets(cases: Sequence[Case], batch: int) -> str:
 
 
 def _purpose(cases: Sequence[Case], batch: int) -> str:
-    """What frame nets are for: that depends on whether they stand on the front."""
+    """What frame nets are for: that depends on whether they stand on the front of solutions, or are first elsewhere."""
     seen = [case["name"] for case in cases if _reached([case], batch, *NETS)]
     ahead = [case["name"] for case in cases if _ahead(case, batch, *NETS)]
     if not seen:
         return ""
-    if not ahead:
-        start = f"No frame net is on the Pareto front of error and time in any of {_problems(len(seen))}"
-        return f"{start}: the paper's nets are {PURPOSE}."
-    text = f"Frame nets are on the Pareto front of error and time {_where(ahead, len(seen))}."
-    return text if len(ahead) == len(seen) else f"{text} In the others the paper's nets are {PURPOSE}."
+    first = _first_elsewhere(cases, batch)
+    text = f"No frame net is on the Pareto front of error and time of solutions in any of {_problems(len(seen))}"
+    if ahead:
+        text = f"Frame nets are on the Pareto front of error and time of solutions {_where(ahead, len(seen))}"
+    if first:
+        text += f"{', and' if ahead else ', but'} one is the first for {first}"
+    if len(ahead) == len(seen):
+        return f"{text}."
+    return (
+        f"{text}; otherwise the paper's nets are {PURPOSE}."
+        if ahead or first
+        else f"{text}: the paper's nets are {PURPOSE}."
+    )
+
+
+def _first_elsewhere(cases: Sequence[Case], batch: int) -> str:
+    """For which other questions, in which cases, a frame net is the first that is accurate enough; empty if none."""
+    questions: list[tuple[str, Measure, Callable[[Case], float]]] = [
+        ("outputs below the mesh's own error", output, _of_outputs),
+        (f"gradients in y {GRADIENT_WORDS}", gradient, lambda case: GRADIENT_ERROR),
+    ]
+    parts = []
+    for words, measure, bound in questions:
+        found = ((case["name"], first_below(case["rows"], measure, batch, bound(case))) for case in cases)
+        names = [name for name, pair in found if pair is not None and pair[0]["kind"] in NETS]
+        if names:
+            parts.append(f"{words} in {_problems(len(names))} ({_names(names)})")
+    return " and ".join(parts)
 
 
 def _learned_from_solutions(cases: Sequence[Case], batch: int, family: str) -> str:
