@@ -50,6 +50,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         *(f"training.{name}benchmark" for name in ("", "query_", "rival_")),
     ),
     "training.experiments": ("training.experiments",),
+    "training.comparison": ("training.comparison",),
     "training.service": ("training.service",),
     "commands": ("fem_frames.commands",),
 }

@@ -13,7 +13,7 @@ from strangers import array_bytes, header, members, with_record, write_members
 from fem_frames.commands import main
 
 RESULTS = Path(__file__).parent.parent / "docs/results"
-COMPARISON, REPORT = RESULTS / "comparison/comparison.json", RESULTS / "quick/report.json"
+COMPARISON, REPORT = RESULTS / "comparison-quick/comparison.json", RESULTS / "quick/report.json"
 
 PROBLEM_FILES = {
     "three.py": "problem = 3\n",
@@ -80,6 +80,7 @@ def make_folder(made):
         "empty.json": "{}",
         "mesh.msh": "no mesh",
         "comparison.json": COMPARISON.read_text().replace('"threads"', '"thrfads"'),
+        "earlier.json": '{"problems": []}',
         "figures.json": REPORT.read_text().replace('"steps_per_epoch": 2', '"steps_per_epoch": 0'),
     }
     for name, text in texts.items():

@@ -7,7 +7,6 @@ one namespace and, between them, its command lines; services run until the end o
 import contextlib
 import importlib
 import inspect
-import json
 import os
 import re
 import runpy
@@ -276,10 +275,24 @@ def test_no_page_has_a_place_to_fill_in():
         assert not re.search(r"@[A-Z_]+@", page.read_text()), page
 
 
-def test_the_table_of_queries_is_that_of_its_file():
-    page = (ROOT / "docs/queries.md").read_text()
-    measured = json.loads((ROOT / "docs/results/queries/disks.json").read_text())["rows"]
-    rows = [row for row in measured if row["kind"] != "multigrid" or "(2, 2)" in row["method"]]
-    for row in rows:
-        assert f"| {row['method']} | {row['ms']:.4f} |" in page
-    assert len(rows) == 17
+# ---- quotes
+
+
+def quoted():
+    return runpy.run_path(str(ROOT / "docs/quoted.py"))
+
+
+def test_pages_quote_what_their_files_say():
+    assert quoted()["outdated"]() == [], "python docs/quoted.py writes them"
+
+
+def test_every_quote_is_on_a_page_and_a_changed_number_is_found():
+    names = quoted()
+    text = "\n".join((ROOT / page).read_text() for page in names["PAGES"])
+    found = dict(names["MARKED"].findall(text))
+    assert set(found) == set(names["QUOTES"])
+    for name, body in found.items():
+        mark = f"<!-- quoted: {name} -->{{}}<!-- end of {name} -->"
+        wrong = re.sub(r"\d", lambda digit: str((int(digit[0]) + 1) % 10), body)
+        assert names["renewed"](mark.format(wrong)).split() == mark.format(body).split()
+        assert wrong != body

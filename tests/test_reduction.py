@@ -1,6 +1,5 @@
-"""Methods without frames and nets: full and reduced systems, regression on modes, and the demo that compares."""
+"""Methods without frames and nets: full and reduced systems, regression on modes."""
 
-import json
 from dataclasses import replace
 from math import comb, prod
 
@@ -10,9 +9,6 @@ import torch
 from frames import case, nodal_forms
 from numpy.polynomial.legendre import leggauss
 from oracles import slope
-from processes import run_program
-from test_demos import AS_SCRIPT, ROOT
-from test_imports import ABSENT
 
 from fem_frames import Affine, Frame, MeshHierarchy, export_frame, make_formulation, make_problem
 from fem_frames.operators.coordinates import Coordinates
@@ -305,56 +301,3 @@ def test_what_does_not_fit_is_refused_with_a_remedy():
         NodalSystem(formulation.to("float32"))
     with pytest.raises(ValueError, match=r"N\(0, I\) in R\^8, .* parameters=Uniform"):
         PolynomialChaos(make_problem("lognormal"), space, snapshots, 1)
-
-
-# ---- the demo
-
-
-def run_demo(*arguments):
-    """In a process with NumPy, SciPy, torch and matplotlib only."""
-    program = f'{ABSENT}\nAbsent.names.remove("scipy")\n{AS_SCRIPT}'
-    return run_program(program, "demos/demo_comparison.py", *arguments, cwd=ROOT)
-
-
-def test_demo_comparison_runs_from_frame_files_alone(tmp_path, frame_file):
-    problem = make_problem("inclusion")
-    export_frame(MeshHierarchy.from_problem(problem, 4), problem).save(tmp_path / "inclusion.npz")
-    done = run_demo("--fast", "--frame", frame_file, "--frame", tmp_path / "inclusion.npz", "--out", tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    quarters, inclusion = json.loads((tmp_path / "comparison.json").read_text())["problems"]
-    assert (quarters["formulation"], quarters["levels"]) == ("least-squares", 5)
-    assert (inclusion["formulation"], inclusion["levels"]) == ("energy", 4)
-    for record, starts in (
-        (quarters, ["direct", "least-squares", "polynomial", "POD"]),
-        (inclusion, ["direct", *["Galerkin"] * 3, "polynomial", "POD"]),
-    ):
-        assert record["versions"]["torch"]
-        assert record["threads"] >= 1
-        assert all(row["method"].startswith(s) for row, s in zip(record["rows"], starts, strict=True))
-        for row in record["rows"]:
-            assert row["loss"] - record["floor"] == pytest.approx(row["excess"], abs=1e-15)
-            assert row["query_1000_s"] > 0 < row["offline_s"]
-    assert [n for n, _ in inclusion["curves"]["POD projection"]] == [5, 10, 20]
-    assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_demo_comparison_adds_a_trained_net_and_refuses_others(tmp_path, frame_file):
-    from training import Configuration, train
-
-    run = dict(problem="quarters", formulation="least-squares", levels=5, optimizer="soap", epochs=30, test_samples=8)
-    train(Configuration(**run), tmp_path / "run", quiet=True)
-    done = run_demo("--fast", "--problem", "quarters", "--run", tmp_path / "run", "--out", tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (record,) = json.loads((tmp_path / "comparison.json").read_text())["problems"]
-    net = record["rows"][-1]
-    assert (net["method"], net["solves"]) == ("frame net", 0)
-    assert net["excess"] > record["rows"][1]["excess"]
-    assert "The frame net is" in done.stdout
-    case("square")[1].save(tmp_path / "other.npz")
-    for arguments, message in (
-        (["--frame", tmp_path / "other.npz"], "this is checkerboard with energy"),
-        (["--run", tmp_path / "run", "--problem", "quarters", "--levels", "6"], "give those of one mesh"),
-    ):
-        done = run_demo("--fast", "--out", tmp_path, *arguments)
-        assert done.returncode == 2
-        assert message in done.stderr

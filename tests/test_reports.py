@@ -13,7 +13,6 @@ from test_experiments import SMALL, small_cells
 
 from fem_frames import MeshHierarchy, export_frame, make_problem
 from training.experiments.beside import beside, draw_beside
-from training.experiments.comparison import write_comparison
 from training.experiments.earlier_reports import fill_in, read_report
 from training.experiments.figures import draw_figures
 from training.experiments.initialisation import random_functions
@@ -144,10 +143,6 @@ def test_the_pages_in_docs_say_what_their_json_says(tmp_path):
     for path in (ROOT / "docs" / "results").glob("*/report.json"):
         write_report(json.loads(path.read_text()), tmp_path)
         assert path.with_name("report.md").read_text() == (tmp_path / "report.md").read_text()
-    for path in (ROOT / "docs" / "results").glob("*/comparison.json"):
-        (tmp_path / "comparison.png").touch()
-        write_comparison(json.loads(path.read_text()), tmp_path)
-        assert path.with_name("comparison.md").read_text() == (tmp_path / "comparison.md").read_text()
 
 
 def test_a_page_says_where_a_run_diverged_or_had_other_settings(tmp_path):

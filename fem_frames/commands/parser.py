@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from fem_frames import __version__
 from fem_frames.commands import (
     bench,
+    compare,
     condition,
     evaluate,
     export,
@@ -32,7 +33,7 @@ from fem_frames.commands import (
 
 COMMANDS = (
     *(info, problems, export, reference, condition, iterations, rounding, quadrature, bench),
-    *(train, evaluate, query, outputs, learn_outputs, serve, plot, export_net, tables, report),
+    *(train, evaluate, query, outputs, learn_outputs, serve, plot, export_net, tables, compare, report),
 )
 
 

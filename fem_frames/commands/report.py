@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,14 @@ def add(subparsers: Any) -> None:
         subparsers,
         "report",
         run,
-        "Collects the runs of an experiment into Markdown, JSON and figures, beside the paper's values. "
-        "Runs that are missing or still at work are marked.",
+        "Collects the runs of an experiment into Markdown, JSON and figures, beside the paper's values, or the cells "
+        "of a comparison. Runs that are missing or still at work are marked.",
     )
     parser.add_argument(
         "experiment",
         type=Path,
         metavar="DIR",
-        help="folder of `tables`; or a report.json, to be drawn again; or a comparison.json of demo_comparison.py",
+        help="folder of `tables` or `compare`; or their report.json or comparison.json, to be drawn again",
     )
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="default: DIR/report")
     parser.add_argument(
@@ -55,7 +54,12 @@ def run(parsed: argparse.Namespace) -> None:
 
     from_runs = not (is_there(parsed.experiment) and parsed.experiment.is_file())
     if from_runs and not parsed.experiment.is_dir():
-        raise ValueError(f"there is no folder {parsed.experiment}: give the one that was --out of `fem-frames tables`")
+        raise ValueError(
+            f"there is no folder {parsed.experiment}: give the one that was --out of `fem-frames tables` or `compare`"
+        )
+    if _is_comparison(parsed.experiment):
+        _report_comparison(parsed, from_runs)
+        return
     if parsed.fresh_seed is not None and (parsed.fresh_seed < 0 or not from_runs):
         raise ValueError("--fresh-seed is not negative, and goes with the folder of an experiment")
     if (parsed.cells != "*" or parsed.add or parsed.beside) and not from_runs:
@@ -65,13 +69,7 @@ def run(parsed: argparse.Namespace) -> None:
         refuse_links(parsed.experiment / "report")
     report = _collect(parsed) if from_runs else read_report(parsed.experiment)
     out = parsed.out or (parsed.experiment / "report" if from_runs else parsed.experiment.parent)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"cannot write to {out}: {error.strerror or error}") from error
-    if "problems" in report:
-        _write_comparison(parsed, report, out)
-        return
+    _make(out)
     for name in (REPORT, PAGE):
         check_writable(out / name)
     if not parsed.no_figures:
@@ -92,8 +90,8 @@ def _collect(parsed: argparse.Namespace) -> dict[str, Any]:
     from training.experiments.earlier_reports import fill_in, read_report
     from training.experiments.report import collect
 
-    others = {path: _experiment_report(path, "--add", read_report) for path in parsed.add}
-    compared = None if parsed.beside is None else _experiment_report(parsed.beside, "--beside", read_report)
+    others = {path: read_report(path) for path in parsed.add}
+    compared = None if parsed.beside is None else read_report(parsed.beside)
 
     def filled(fresh: dict[str, Any] | None) -> dict[str, Any]:
         report = collect(parsed.experiment, fresh=fresh, cells=parsed.cells)
@@ -110,20 +108,40 @@ def _collect(parsed: argparse.Namespace) -> dict[str, Any]:
     return filled(_evaluate(cells, parsed.fresh_seed))
 
 
-def _experiment_report(path: Path, option: str, read: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-    report = read(path)
-    if "problems" in report:
-        raise ValueError(f"{option} {path}: that is a comparison, not the report of an experiment")
-    return report
+def _is_comparison(path: Path) -> bool:
+    """Whether a folder is one of `fem-frames compare`, or a file its JSON."""
+    from training.comparison.cells import is_comparison_folder
+    from training.comparison.report import is_comparison_file
+
+    return is_comparison_folder(path) if path.is_dir() else is_comparison_file(path)
 
 
-def _write_comparison(parsed: argparse.Namespace, record: dict[str, Any], out: Path) -> None:
-    from training.experiments.comparison import PICTURE, write_comparison
+def _report_comparison(parsed: argparse.Namespace, from_cells: bool) -> None:
+    from training.comparison.figures import draw_figures
+    from training.comparison.report import PAGE, REPORT, collect, read_comparison, write_comparison
 
+    if parsed.fresh_seed is not None or parsed.add or parsed.beside:
+        raise ValueError("--fresh-seed, --add and --beside are about experiments of `tables`, this is a comparison")
+    if parsed.cells != "*" and not from_cells:
+        raise ValueError("--cells is about cells: give the folder of a comparison")
+    record = collect(parsed.experiment, parsed.cells) if from_cells else read_comparison(parsed.experiment)
+    out = parsed.out or (parsed.experiment / "report" if from_cells else parsed.experiment.parent)
+    _make(out)
+    for name in (REPORT, PAGE):
+        check_writable(out / name)
     if not parsed.no_figures:
-        _copy(parsed.experiment.with_name(PICTURE), out / PICTURE)
+        record["figures"] = draw_figures(record, out)
     write_comparison(record, out)
-    show({"out": str(out), "problems": [found["problem"] for found in record["problems"]]}, parsed.json)
+    rows = sum(len(case["rows"]) for case in record["cases"])
+    told = {"cases": len(record["cases"]), "rows": rows, "not measured": len(record["not_measured"]), "out": str(out)}
+    show({**told, "figures": list(record["figures"])}, parsed.json)
+
+
+def _make(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"cannot write to {out}: {error.strerror or error}") from error
 
 
 def _copy(source: Path, target: Path) -> None:

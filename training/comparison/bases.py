@@ -23,12 +23,23 @@ from torch import Tensor
 from fem_frames.mesh.geometry import Floats
 from fem_frames.problem.equation import Equation
 from training.comparison.methods import Method
-from training.comparison.trained import snapshots
+from training.comparison.trained import basis_size, snapshots
 from training.comparison.yardstick import Yardstick
-from training.rivals.reduced_bases import AffineReducedBasis, AffineSystem, PodSpace, TermWeights
+from training.rivals.reduced_bases import (
+    AffineReducedBasis,
+    AffineSystem,
+    AssembledReducedBasis,
+    NodalSystem,
+    PodSpace,
+    ReducedBasis,
+    TermWeights,
+)
 
 FEW_TERMS = 20  # for more, the terms of the residual's norm would take pyMOR too long
 LEAST_SHARE = 1e-6  # of the largest singular value: what empirical interpolation takes no notice of
+MOST_PRODUCTS = 5e11  # of numbers, to reduce all terms to a basis
+EXACT = 1e-9  # relative errors of A_y below this are those of rounding
+SEED = 98
 MOST_TERMS = 150  # of the coefficient, and of the source
 TRAINING = 100  # samples among which the greedy algorithm chooses
 
@@ -46,7 +57,7 @@ def reduced_bases(yard: Yardstick, folder: Path) -> Iterator[Method]:
 
     logging.getLogger("pymor").setLevel(logging.WARNING)
     effort = yard.effort
-    data = snapshots(yard, folder, effort.basis)
+    data = snapshots(yard, folder, basis_size(yard))
     begin = time.perf_counter()
     weights = term_weights(yard, data.y)
     system = AffineSystem(yard.exact, weights)
@@ -58,7 +69,7 @@ def reduced_bases(yard: Yardstick, folder: Path) -> Iterator[Method]:
     pod_s = time.perf_counter() - begin
     solves = len(data.y)
     for size in effort.modes:
-        if size > len(modes):
+        if size > len(modes) or size**2 * full.space.dim * len(system.terms) > MOST_PRODUCTS:
             break
         yield from full.methods("POD", modes[:size], solves, data.seconds + terms_s + pod_s)
     begin = time.perf_counter()
@@ -147,12 +158,22 @@ class _FullModel:
         self.space = NumpyVectorSpace(system.size)
         matrices = [NumpyMatrixOperator(system.matrix(own).tocsc()) for own in system.terms]
         loads = [VectorOperator(self.space.from_numpy(own[:, None])) for own in system.load_terms]
-        nominal = self.yard.problem.parameters.nominal
-        self.product = NumpyMatrixOperator(system.matrix(system.entries(nominal)[0]).tocsc(), name="energy")
+        self.full = NodalSystem(self.yard.exact)
+        # Not from the terms: where they are interpolated, their sum need not be positive.
+        (nominal,) = self.full.entries(self.yard.problem.parameters.nominal)
+        self.product = NumpyMatrixOperator(self.full.matrix(nominal).tocsc(), name="energy")
         self.model = StationaryModel(
             LincombOperator(matrices, theta), LincombOperator(loads, theta), products={"energy": self.product}
         )
         self.greedy_solves = 0
+        y = self.yard.problem.parameters.sample(4, SEED)
+        entries = self.full.entries(y)
+        self.interpolation_error = float(np.abs(system.entries(y) - entries).max() / np.abs(entries).max())
+
+    @property
+    def affine(self) -> bool:
+        """Whether the terms give A_y up to rounding."""
+        return self.interpolation_error < EXACT
 
     def theta(self, y: Floats) -> Any:
         """pyMOR's parameter for y (p,)."""
@@ -188,12 +209,17 @@ class _FullModel:
         return reductor.bases["RB"]
 
     def methods(self, how: str, basis: Any, solves: int, offline_s: float) -> Iterator[Method]:
-        """pyMOR's reduced model, one sample at a time, and the same in torch for batches."""
+        """pyMOR's reduced model, one sample at a time, and Galerkin's solutions in its basis in torch.
+
+        The second ones assemble A_y where terms are interpolated: they have no error of interpolation.
+        """
         begin = time.perf_counter()
         reductor = self.reductor(basis)
         reduced = reductor.reduce()
         seconds = offline_s + time.perf_counter() - begin
-        size, remarks = len(basis), {"modes": len(basis), "terms": len(self.system.terms)}
+        size = len(basis)
+        remarks: dict[str, Any] = {"modes": size, "terms": len(self.system.terms)}
+        remarks["interpolation_error"] = self.interpolation_error
 
         def values(y: Tensor) -> Tensor:
             found = [reductor.reconstruct(reduced.solve(self.theta(one))).to_numpy()[:, 0] for one in y.numpy()]
@@ -201,7 +227,7 @@ class _FullModel:
 
         yield Method(
             f"pyMOR, {how}, {size} modes",
-            "reduced basis",
+            "reduced basis by pyMOR",
             values,
             solves=solves,
             offline_s=seconds,
@@ -210,15 +236,16 @@ class _FullModel:
             remarks=remarks,
         )
         begin = time.perf_counter()
-        batched = AffineReducedBasis(self.system, self._pod_space(basis, solves))
+        space = self._pod_space(basis, solves)
+        batched = AffineReducedBasis(self.system, space) if self.affine else AssembledReducedBasis(self.full, space)
         seconds = offline_s + time.perf_counter() - begin
 
         def answer(y: Tensor) -> Tensor:
             return batched.values(y.numpy())
 
         yield Method(
-            f"{how}, {size} modes, batched",
-            "reduced basis",
+            f"{how}, {size} modes, {'batched' if self.affine else 'assembled'}",
+            "reduced basis, batched",
             answer,
             solves=solves,
             offline_s=seconds,
@@ -232,7 +259,7 @@ class _FullModel:
         mean = torch.zeros(modes.shape[1], dtype=torch.float64)
         return PodSpace(mean, modes, torch.linalg.pinv(modes), torch.ones(len(modes)), solves)
 
-    def _outputs(self, batched: AffineReducedBasis) -> Callable[[Tensor], Tensor]:
+    def _outputs(self, batched: ReducedBasis) -> Callable[[Tensor], Tensor]:
         yard, first = self.yard, self.yard.y[:1]
         modes = batched.space.modes
         zero = yard.sensors.values(yard.coefficients(0 * modes[:1]), first)

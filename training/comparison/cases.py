@@ -20,10 +20,17 @@ class Case:
     problem: str
     levels: int
     options: Mapping[str, Any] = field(default_factory=dict)
+    formulation: str = "energy"
     finer: int = 2
     """How many times the mesh is halved for solutions against which that of this mesh is measured."""
     linear: bool = True
     """Whether the equation is linear in u: reduced bases and learned cycles are for those."""
+
+    @property
+    def mesh(self) -> str:
+        """The problem with its options, the formulation and the level."""
+        options = "".join(f", {name} = {value:g}" for name, value in self.options.items())
+        return f"`{self.problem}`{options}, {self.formulation}, J = {self.levels}"
 
     def make(self) -> Problem:
         return make_problem(self.problem, **self.options)
@@ -42,7 +49,7 @@ class Effort:
     seconds: float
     """Time per measurement."""
     petsc: int
-    """Samples that PETSc solves."""
+    """Samples that methods answer that take one at a time; at least `fine_samples`."""
     training: float
     """Seconds for the training of a frame net, and for snapshots and fit of a net for POD modes or outputs."""
     solves: int
@@ -53,8 +60,15 @@ class Effort:
     """Sizes of reduced bases; the last one is also that of regression."""
     greedy: int
     """Functions that pyMOR's greedy algorithm chooses, at most."""
+    polynomials: int
+    """Most polynomials of polynomial chaos, and an eighth of them those of chaospy, which takes them one by one."""
     learn: int
     """Training steps of learned cycles."""
+
+    @property
+    def main_batch(self) -> int:
+        """The batch for which parts and gradients are timed, and that figures show."""
+        return max(batch for batch in self.batches if batch <= 64)
 
 
 @dataclass(frozen=True)
@@ -94,46 +108,54 @@ def _flat(levels: int) -> tuple[Case, ...]:
     )
 
 
+def _paper(levels: int) -> Case:
+    """The paper's problem."""
+    return Case("paper", "the paper's four quarters", "quarters", levels, formulation="least-squares")
+
+
 COMPARISONS = {
     made.name: made
     for made in (
         Comparison(
             "quick",
-            "the pattern on coarser meshes with little effort, in a quarter of an hour on two cores",
-            tuple(case for case in _flat(5) if case.name in ("disks1", "waves", "carreau")),
+            "the pattern on coarser meshes with little effort, in six minutes on two cores",
+            (*(case for case in _flat(5) if case.name in ("disks1", "waves", "carreau")), _paper(7)),
             Effort(
                 samples=32,
                 fine_samples=4,
                 batches=(1, 64),
                 seconds=0.2,
-                petsc=2,
+                petsc=4,
                 training=20.0,
-                solves=2000,
+                solves=5000,
                 basis=400,
                 modes=(20, 80),
                 greedy=10,
+                polynomials=500,
                 learn=200,
             ),
         ),
         Comparison(
             "full",
-            "all problems, 2D at J = 6 and 8, 3D at J = 4",
+            "all problems, in 2D at J = 6 and one at J = 8, in 3D at J = 4, the paper's at J = 10",
             (
                 *_flat(6),
                 Case("disks1-fine", "a disk that moves, J = 8", "disks", 8, finer=1),
                 Case("cube", "a cube of eight blocks", "cube", 4, finer=1),
+                _paper(10),
             ),
             Effort(
                 samples=64,
                 fine_samples=8,
                 batches=(1, 64, 256),
-                seconds=1.0,
-                petsc=4,
-                training=300.0,
-                solves=20_000,
-                basis=2000,
+                seconds=0.4,
+                petsc=8,
+                training=120.0,
+                solves=10_000,
+                basis=1000,
                 modes=(40, 160, 320),
-                greedy=60,
+                greedy=40,
+                polynomials=2500,
                 learn=400,
             ),
         ),

@@ -76,21 +76,21 @@ def measured(yard: Yardstick, method: Method) -> Row:
             row["output_error"] = yard.output_error(yard.sensors.values(yard.coefficients(nodal), yard.y))
             row["output_ms"] = {batch: times["query"] for batch, times in row["times"].items()}
     if method.differentiable is not None:
-        found, y = method.differentiable, yard.asked(max(b for b in yard.effort.batches if b <= 64))
+        found, y = method.differentiable, yard.asked(yard.effort.main_batch)
         row["gradient_error"] = yard.gradient_error(found)
         row["gradient_ms"] = yard.time(lambda: yard.misfit_gradient(found, y), len(y))
     return row
 
 
 def _times(yard: Yardstick, run: Callable[[Tensor], object], parts: Parts | None, most: int | None) -> dict[str, Any]:
-    """Milliseconds per sample by size of the batch: of a query, and of its parts."""
-    found = {}
+    """Milliseconds per sample by size of the batch: of a query, and for one of them also of its parts."""
+    found, apart = {}, yard.effort.main_batch
     for batch in yard.effort.batches:
         if most is not None and batch > 1:
             break
         y = yard.asked(batch)
         times = {"query": yard.time(partial(run, y), batch)}
-        for name, part in (parts(y) if parts is not None else {}).items():
+        for name, part in (parts(y) if parts is not None and batch == apart else {}).items():
             times[name] = yard.time(part, batch)
         found[str(batch)] = times
     return found
@@ -104,13 +104,15 @@ def _at_batches(yard: Yardstick, run: Answers) -> dict[str, float]:
 
 
 LINEAR_ONLY = ("direct", "multigrid", "learned", "reduced")
+ENERGY_ONLY = ("multigrid", "learned")
 
 
 def methods_for(case: Case) -> list[str]:
     """The methods that a case is answered by."""
     names = ["petsc", "direct", "multigrid", "solve", "learned", "frame-paper", "frame-best", "regression"]
     names += ["reduced", "outputs"]
-    return [name for name in names if case.linear or name not in LINEAR_ONLY]
+    without = (() if case.linear else LINEAR_ONLY) + (() if case.formulation == "energy" else ENERGY_ONLY)
+    return [name for name in names if name not in without]
 
 
 def make_methods(name: str, yard: Yardstick, folder: Path) -> Iterator[Method]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from fem_frames.formulations.formulation import Formulation
 from fem_frames.solvers.cycle_plans import Cycle
 from fem_frames.solvers.differentiable import differentiable_solve
-from fem_frames.solvers.multigrid import Multigrid, matrix_data
+from fem_frames.solvers.multigrid import Multigrid, has_multigrid, matrix_data
 from fem_frames.solvers.solution import solve
 from nets.multigrid import MultigridNet
 from training.comparison.methods import Method
@@ -29,6 +29,7 @@ STEPS = range(5)
 TOLS = (1e-2, 1e-4, 1e-6)
 PETSC = {"lu": ("lu", {}), "cg with hypre": ("cg", {"pc_type": "hypre"}), "cg with icc": ("cg", {"pc_type": "icc"})}
 PETSC_TOLS = (1e-2, 1e-4, 1e-6)
+PETSC_TOLS_OF_EQUATIONS = (1e-6, 1e-8)  # the solver of equations in UFL takes larger residuals for a failure
 
 
 def by_petsc(yard: Yardstick, folder: Path) -> Iterator[Method]:
@@ -37,11 +38,12 @@ def by_petsc(yard: Yardstick, folder: Path) -> Iterator[Method]:
         raise ValueError("there is no PETSc here: run the cells of the method petsc where DOLFINx has it")
     from fem_frames.fenicsx.reference import ReferenceSolver
 
-    nonlinear = not yard.case.linear
+    nonlinear, energy = not yard.case.linear, yard.case.formulation == "energy"
+    tols = PETSC_TOLS if yard.problem.equation is None else PETSC_TOLS_OF_EQUATIONS
     for name, (solver, options) in PETSC.items():
-        if nonlinear and solver != "lu":
+        if solver != "lu" and (nonlinear or not energy):
             continue
-        for tol in PETSC_TOLS if solver == "cg" else (None,):
+        for tol in tols if solver == "cg" else (None,):
             given = {**options, "ksp_rtol": tol} if tol is not None else None
             found = ReferenceSolver.on_frame(yard.arrays, yard.problem, solver=solver, petsc_options=given)
             title = f"PETSc, SNES with {name}" if nonlinear else f"PETSc, {name}" + (f" to {tol:g}" if tol else "")
@@ -69,7 +71,7 @@ def direct(yard: Yardstick, folder: Path) -> Iterator[Method]:
     def values(y: Tensor) -> Tensor:
         return solver(y.numpy())
 
-    yield Method("SciPy, direct", "direct", values, most=yard.effort.petsc)
+    yield Method("SciPy, direct", "direct solves", values, most=yard.effort.petsc)
 
 
 def by_multigrid(yard: Yardstick, folder: Path) -> Iterator[Method]:
@@ -100,7 +102,8 @@ def to_tolerance(yard: Yardstick, folder: Path) -> Iterator[Method]:
         def differentiable(y: Tensor, tol: float = tol) -> Tensor:
             return yard.sensors.values(differentiable_solve(yard.exact, y, tol), y)
 
-        yield Method(f"solve to {tol:g}", "multigrid", values, differentiable=differentiable)
+        kind = "multigrid" if has_multigrid(yard.formulation) else "frame solve"
+        yield Method(f"solve to {tol:g}", kind, values, differentiable=differentiable)
 
 
 def learned(yard: Yardstick, folder: Path) -> Iterator[Method]:
@@ -125,7 +128,7 @@ def learned(yard: Yardstick, folder: Path) -> Iterator[Method]:
 
         yield Method(
             f"learned {steps}",
-            "learned",
+            "learned cycles",
             values,
             offline_s=seconds,
             parts=parts,

@@ -29,14 +29,14 @@ from training.run.trainer import train
 from training.surrogate import Surrogate
 
 PIECE = 500  # snapshots solved at a time
+MOST_VALUES = 160_000_000  # of all snapshots
+MOST_BASIS_VALUES = 40_000_000  # of those that modes are made of
 TOL = 1e-8  # of snapshots
 SEED = 777
 HIDDEN = (256, 256)
 BATCH = 256
 TRIAL = 200  # steps that are timed to know how many fit into the time for training
 PAPER: dict[str, Any] = {"optimizer": "adam", "net": "full"}
-BEST: dict[str, Any] = {"net": "full", "level_decay": 1.0}
-"""In 2D and 3D a decay of 1 trains as well as the recipe's, which was found in 1D, or better."""
 
 
 # ---- frame nets
@@ -47,7 +47,9 @@ def paper_net(yard: Yardstick, folder: Path) -> Iterator[Method]:
 
 
 def best_net(yard: Yardstick, folder: Path) -> Iterator[Method]:
-    yield _frame_net(yard, folder / "run-best", "frame net, best recipe", best(BEST))
+    """In 2D and 3D a decay of 1 trains as well as the recipe's, which was found in 1D, or better."""
+    decay = {} if yard.arrays.dimension == 1 else {"level_decay": 1.0}
+    yield _frame_net(yard, folder / "run-best", "frame net, best recipe", best({"net": "full", **decay}))
 
 
 def _frame_net(yard: Yardstick, run: Path, name: str, settings: dict[str, Any]) -> Method:
@@ -55,9 +57,12 @@ def _frame_net(yard: Yardstick, run: Path, name: str, settings: dict[str, Any]) 
     if (run / store.SETTINGS).exists():
         result = train(None, run, problem=yard.problem, resume=True, quiet=True)
     else:
-        c = {"problem": yard.case.problem, "options": dict(yard.case.options), "levels": yard.case.levels}
+        case = yard.case
+        c = {"problem": case.problem, "options": dict(case.options), "levels": case.levels}
+        c |= {"formulation": case.formulation}
         timed = {"net": settings["net"], "optimizer": settings["optimizer"]}
-        (row,) = training_rows(yard.arrays, yard.problem, ["float32"], **timed)
+        trial = min(1.0, yard.effort.training / 10)
+        (row,) = training_rows(yard.arrays, yard.problem, ["float32"], seconds=trial, **timed)
         epochs = max(int(yard.effort.training / row["step_s"]), 10)
         given = Configuration(**{**c, "test_samples": 64, **settings, "epochs": epochs})
         result = train(given, run, problem=yard.problem, quiet=True)
@@ -68,11 +73,11 @@ def _frame_net(yard: Yardstick, run: Path, name: str, settings: dict[str, Any]) 
 
     return Method(
         name,
-        "frame net",
+        name,
         values,
         offline_s=result["seconds"],
         timed=lambda y: surrogate(y.numpy()),
-        outputs=lambda y: surrogate.output(y.numpy(), yard.sensors.outputs).values,
+        outputs=lambda y: yard.sensors.values(surrogate.coefficients(y.numpy()).double(), y),
         differentiable=lambda y: surrogate.differentiable_output(y, yard.sensors.outputs),
         remarks={"steps": result["steps"]},
     )
@@ -82,7 +87,8 @@ def _frame_net(yard: Yardstick, run: Path, name: str, settings: dict[str, Any]) 
 
 
 def snapshots(yard: Yardstick, folder: Path, count: int, seconds: float = float("inf")) -> Snapshots:
-    """Solutions by batched multigrid, `count` of them or as many as fit into the time; kept in the folder."""
+    """Batched solutions, `count` of them or as many as fit into the time and into memory; kept in the folder."""
+    count = min(count, MOST_VALUES // yard.exact.frame.arrays.nodal_size)
     kept = _kept(folder / "snapshots.npz")
     if kept is not None and (len(kept.y) >= count or kept.seconds >= seconds):
         enough = int(len(kept.y) * min(1.0, seconds / kept.seconds))
@@ -97,6 +103,11 @@ def snapshots(yard: Yardstick, folder: Path, count: int, seconds: float = float(
     with written_whole(folder / "snapshots.npz") as file:
         np.savez(file, y=made.y, values=made.values.float().numpy(), seconds=made.seconds)
     return made
+
+
+def basis_size(yard: Yardstick) -> int:
+    """The number of snapshots that modes are made of."""
+    return min(yard.effort.basis, MOST_BASIS_VALUES // yard.exact.frame.arrays.nodal_size)
 
 
 def _kept(path: Path) -> Snapshots | None:
@@ -117,18 +128,18 @@ def regression(yard: Yardstick, folder: Path) -> Iterator[Method]:
     effort = yard.effort
     data = snapshots(yard, folder, effort.solves, effort.training / 3)
     begin = time.perf_counter()
-    whole = PodSpace.build(yard.exact, data.first(min(effort.basis, len(data.y))))
+    whole = PodSpace.build(yard.exact, data.first(min(basis_size(yard), len(data.y))))
     space = whole.first(min(effort.modes[-1], whole.size))
     pod_s = time.perf_counter() - begin
     spent = data.seconds + pod_s
     p = yard.problem.parameters.dimension
-    degree = affordable_degree(p, len(data.y))
+    degree = _degree(p, len(data.y), effort.polynomials)
 
-    def made(name: str, rival: Any, fit_s: float, **remarks: Any) -> Method:
+    def made(kind: str, name: str, rival: Any, fit_s: float, **remarks: Any) -> Method:
         rival.space = rival.space.in_float32()
         return Method(
             name,
-            "regression",
+            kind,
             lambda y: rival.values(y.numpy()),
             solves=len(data.y),
             offline_s=spent + fit_s,
@@ -137,19 +148,26 @@ def regression(yard: Yardstick, folder: Path) -> Iterator[Method]:
         )
 
     polynomials, fit_s = _timed(lambda: PolynomialChaos(yard.problem, space, data, degree))
-    yield made(f"polynomial chaos, degree {degree}", polynomials, fit_s, degree=degree)
-    if chaos.is_there():
+    yield made("polynomial chaos", f"polynomial chaos, degree {degree}", polynomials, fit_s, degree=degree)
+    if chaos.is_there() and (degree := _degree(p, len(data.y), effort.polynomials // 8)) > 0:
         by_chaospy, fit_s = _timed(lambda: chaos.ChaospyRegression(yard.problem, space, data, degree))
-        yield made(f"polynomial chaos by chaospy, degree {degree}", by_chaospy, fit_s, degree=degree)
+        name = f"polynomial chaos by chaospy, degree {degree}"
+        yield made("polynomial chaos", name, by_chaospy, fit_s, degree=degree)
     batch = min(BATCH, len(data.y))
 
     def fitted(steps: int) -> PodNet:
         return PodNet(yard.problem, space, data, HIDDEN, (steps, 0), batch=batch)
 
+    fitted(TRIAL)  # the first steps take longer
     _, trial_s = _timed(lambda: fitted(TRIAL))
     steps = max(int(TRIAL * (effort.training - spent) / trial_s), TRIAL)
     net, fit_s = _timed(lambda: fitted(steps))
-    yield made("POD and a net", net, fit_s, steps=steps)
+    yield made("POD and a net", "POD and a net", net, fit_s, steps=steps)
+
+
+def _degree(p: int, solves: int, most: int) -> int:
+    """The largest total degree with three solves per polynomial and at most this many polynomials."""
+    return affordable_degree(p, min(solves, 3 * most))
 
 
 def _reduced_outputs(yard: Yardstick, rival: Any) -> Callable[[Tensor], Tensor]:
@@ -185,7 +203,7 @@ def output_net(yard: Yardstick, folder: Path) -> Iterator[Method]:
     net, seconds = OutputNet.load(file), json.loads(record.read_text())["seconds"]
     yield Method(
         "a net for the outputs",
-        "outputs",
+        "a net for the outputs",
         None,
         solves=int(net.record["solves"]),
         offline_s=seconds,

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from fem_frames.files import check_file, one_line
-from training.experiments.comparison import comparison_text, is_comparison
 from training.experiments.protocol import BEFORE_SCALINGS, known_preset
 from training.experiments.report import SCALING_LINES, page_text, protocol_lines
 
@@ -17,16 +16,17 @@ COMPLETE = ("done", "diverged")
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """Reads a file of `fem-frames report` or demo_comparison.py; a ValueError names the file."""
+    """Reads a file of `fem-frames report` about an experiment; a ValueError names the file."""
     try:
         report = json.loads(check_file(path).read_text(), parse_constant=_refuse)
         if not isinstance(report, dict):
             raise ValueError("it is no JSON object")
-        if is_comparison(report):
-            comparison_text(report)
-        else:
-            _add_scaling(report)
-            _check_whole(report)
+        if "problems" in report:
+            raise ValueError("it is of demo_comparison.py, which `fem-frames compare` has replaced: run that instead")
+        if "cases" in report:
+            raise ValueError("it is a comparison, not the report of an experiment")
+        _add_scaling(report)
+        _check_whole(report)
     except KeyError as error:
         raise ValueError(f"{path} cannot be read as a report: it has no {error.args[0]!r}") from error
     except Exception as error:  # wrong types in the file can raise anything

@@ -7,11 +7,9 @@ holds everything about it: an experiment may be killed at any time, and several 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,6 +22,7 @@ from training.experiments.overview import Overview
 from training.experiments.presets import Preset, Scaling
 from training.experiments.protocol import BEFORE_SCALINGS, PRESETS, known_preset
 from training.run import store
+from training.run.jobs import failure, start
 from training.run.signals import StopSignals
 
 MARK = "experiment.json"
@@ -172,7 +171,7 @@ class _Runner:
             elif work.cell.busy():
                 self._waiting.append(work.cell)  # another process was faster
             elif not self._stopping:
-                self._failed(name, _reason(work, code))
+                self._failed(name, failure(code, work.cell.output, work.said))
 
     def _failed(self, name: str, reason: str) -> None:
         self._outcomes.failed[name] = reason
@@ -202,34 +201,8 @@ def _start(cell: Cell, workers: int) -> _Work:
     if not resume:  # the settings of a removed run may follow another protocol
         with written_whole(cell.settings) as file:
             file.write(cell.resolved.to_toml().encode())
-    # -P: installed modules take precedence over those in the folder where the experiment was started.
-    command = [sys.executable, "-P", "-m", "fem_frames.commands", "train"]
-    command += [str(cell.settings), "--out", str(cell.folder)]
+    command = ["train", str(cell.settings), "--out", str(cell.folder)]
     if is_file(cell.resolved.problem):  # the user who starts the experiment chooses code, not the settings
         command += ["--problem", cell.resolved.problem]
-    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, store.cores() // workers))
-    with cell.output.open("ab") as output:
-        said = output.tell()
-        # Its own session, so that Ctrl-C reaches the run only through this process, not also from the terminal.
-        process = subprocess.Popen(
-            [*command, "--resume"] if resume else command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env={**os.environ, "OMP_NUM_THREADS": threads},
-            start_new_session=True,
-        )
+    process, said = start([*command, "--resume"] if resume else command, cell.output, workers)
     return _Work(cell, process, said)
-
-
-def _reason(work: _Work, code: int) -> str:
-    """Why a run failed: its last message, or the signal that ended it."""
-    output = work.cell.output
-    if code < 0:
-        hint = "; was there enough memory?" if code == -signal.SIGKILL else ""
-        return f"killed by {signal.Signals(-code).name}{hint} (see {output})"
-    with output.open("rb") as file:
-        file.seek(work.said)
-        lines = file.read().decode(errors="replace").splitlines()
-    said = [line.removeprefix("fem-frames: ") for line in lines if line.startswith("fem-frames: ")]
-    return f"{said[-1] if said else f'exit code {code}'} (see {output})"

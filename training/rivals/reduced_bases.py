@@ -108,7 +108,8 @@ class AffineSystem(NodalSystem):
         # The terms are fitted to A_y and b_y for several times as many y as there are terms.
         y = parameters.sample(4 * weights(parameters.sample(1, 0)).shape[1], 0)
         theta = weights(y)
-        self.terms = np.linalg.lstsq(theta, super().entries(y), rcond=None)[0]  # (Q, entries)
+        entries = np.concatenate([NodalSystem.entries(self, part) for part in chunks(y)])
+        self.terms = np.linalg.lstsq(theta, entries, rcond=None)[0]  # (Q, entries)
         self.load_terms = np.linalg.lstsq(theta, super().loads(y), rcond=None)[0]  # (Q, N)
 
     def entries(self, y: Floats) -> Floats:

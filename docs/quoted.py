@@ -1,0 +1,198 @@
+"""Writes what pages quote from measurements: tables, numbers and sentences that follow from JSON files.
+
+    python docs/quoted.py [--check]
+
+A page has them between <!-- quoted: NAME --> and <!-- end of NAME -->; the functions of QUOTES make them. With --check
+nothing is written, and pages that differ are named; tests/test_docs.py does that too.
+"""
+
+import json
+import re
+import sys
+from argparse import ArgumentParser
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+PAGES = ("README.md", "docs/queries.md", "docs/results/README.md")
+MARKED = re.compile(r"<!-- quoted: ([\w-]+) -->(.*?)<!-- end of \1 -->", re.DOTALL)
+RESULTS = ROOT / "docs" / "results"
+COMPARISONS = ("comparison", "comparison-quick")  # the first one that is there is quoted
+PROBLEMS = {
+    "`disks`": "disks",
+    "`disks`, `count=4`": "disks4",
+    "`waves`": "waves",
+    "`spot`": "spot",
+    "`disks`, J = 8": "disks8",
+    "`cube`, J = 4": "cube4",
+    "`cube`, J = 5": "cube5",
+    "plate": "plate",
+}
+RATIOS = {
+    "multigrid / D": "multigrid / D",
+    "coefficient, load, set-up / solve": "coefficient, load, set-up / solve",
+    "frame / multigrid": "frame / multigrid",
+    "PETSc's fastest / multigrid": "PETSc / multigrid",
+    "output and gradient / output": "output and gradient / output",
+    "Chebyshev / learned (2, 1)": "Chebyshev / learned (2, 1)",
+    "the same, solve alone": "Chebyshev / learned (2, 1), solve alone",
+}
+RIVALS = {
+    "Galerkin reduced basis": "Galerkin",
+    "polynomial chaos": "polynomial chaos",
+    "POD and a net": "POD and net",
+    "frame net": "surrogate",
+}
+
+
+def queries(name: str) -> dict[str, Any]:
+    """A file of `fem-frames bench --queries --json`."""
+    return dict(json.loads((RESULTS / "queries" / f"{name}.json").read_text()))
+
+
+def comparison() -> tuple[str, dict[str, Any]]:
+    """The folder of the comparison that is quoted, and its JSON."""
+    name = next(name for name in COMPARISONS if (RESULTS / name / "comparison.json").exists())
+    return name, json.loads((RESULTS / name / "comparison.json").read_text())
+
+
+def table(lines: Sequence[Sequence[Any]]) -> str:
+    """Markdown with a line of its own for each row; the first one is the heading."""
+    rows = ["| " + " | ".join(map(str, line)) + " |" for line in lines]
+    return "\n".join(["", rows[0], "|" + "---|" * len(lines[0]), *rows[1:], ""])
+
+
+def fastest(rows: Sequence[Mapping[str, Any]], kind: str, error: float = 1e-3) -> float:
+    """Milliseconds of the fastest row of a kind with at most this error."""
+    return min(row["ms"] for row in rows if row["kind"] == kind and row["error"] is not None and row["error"] <= error)
+
+
+# ---- what is quoted
+
+
+def headline() -> str:
+    rows = queries("disks")["rows"]
+    own, petsc = fastest(rows, "multigrid"), fastest(rows, "PETSc")
+    return (
+        f"{own:.3f} ms per solution to an error of 1e-3 on one core, where PETSc's fastest solver takes {petsc:.1f} ms"
+    )
+
+
+def queries_disks() -> str:
+    rows = queries("disks")["rows"]
+    shown = [row for row in rows if row["kind"] != "multigrid" or "(2, 2)" in row["method"]]
+
+    def digits(value: float | None, form: str) -> str:
+        return "" if value is None else format(value, form)
+
+    lines = [
+        (
+            row["method"],
+            f"{row['ms']:.4f}",
+            digits(row["solve_ms"], ".4f"),
+            digits(row["error"], ".1e"),
+            f"{row['over_D']:.1f}",
+        )
+        for row in shown
+    ]
+    return table([("method", "ms", "solve alone", "error", "over D"), *lines])
+
+
+def queries_problems() -> str:
+    files = [queries(name) for name in PROBLEMS.values()]
+
+    def two(value: float | None) -> str:
+        return "" if value is None else f"{value:.0f}" if value >= 100 else f"{value:.2g}"
+
+    lines: list[Sequence[Any]] = [("", *PROBLEMS)]
+    lines.append(("unknowns", *(file["rows"][0]["unknowns"] for file in files)))
+    lines.append(("multigrid, ms", *(two(fastest(file["rows"], "multigrid")) for file in files)))
+    lines += [(title, *(two(file["ratios"].get(key)) for file in files)) for title, key in RATIOS.items()]
+    return table(lines)
+
+
+def queries_growth() -> str:
+    first, second = ([f"{row['ns']:.1f}" for row in queries(name)["rows"]] for name in ("growth", "growth_2"))
+    levels = [str(row["levels"]) for row in queries("growth")["rows"]]
+    return f"{series(first)} ns for J = {series(levels)}, and {series(second)} in a second run"
+
+
+def queries_rivals() -> str:
+    names = {"`disks`, `count=4`": "disks4", "`waves`": "waves", "`spot`": "spot"}
+    lines: list[Sequence[str]] = [("", *names)]
+
+    def entry(rows: Sequence[Mapping[str, Any]], start: str) -> str:
+        row = next(row for row in rows if row["method"].startswith(start))
+        percent = 100 * row["error"]
+        return f"{percent:.1f} %, {row['ms']:.3f}" if percent >= 1 else f"{percent:.2f} %, {row['ms']:.3f}"
+
+    for title, start in RIVALS.items():
+        lines.append((title, *(entry(queries(f"rivals_{name}")["rows"], start) for name in names.values())))
+    for start in ("learned (1, 1)", "learned (2, 2)"):
+        lines.append((start, *(entry(queries(name)["rows"], start) for name in names.values())))
+    return table(lines)
+
+
+def summary() -> str:
+    return str(comparison()[1]["verdicts"]["summary"])
+
+
+def link() -> str:
+    name, record = comparison()
+    return f"[a comparison of {len(record['cases'])} problems](docs/results/{name}/comparison.md)"
+
+
+def what_to_use() -> str:
+    """The sentences of the comparison as a list."""
+    sys.path.insert(0, str(ROOT))
+    from training.comparison.verdicts import TITLES
+
+    name, record = comparison()
+    lines = [f"- **{title}** {record['verdicts'][key]}" for key, title in TITLES.items() if key in record["verdicts"]]
+    return "\n".join(["", f"From [{name}/comparison.md]({name}/comparison.md):", "", *lines, ""])
+
+
+def series(words: Sequence[str]) -> str:
+    return f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+QUOTES: dict[str, Callable[[], str]] = {
+    "headline": headline,
+    "queries-disks": queries_disks,
+    "queries-problems": queries_problems,
+    "queries-growth": queries_growth,
+    "queries-rivals": queries_rivals,
+    "summary": summary,
+    "link": link,
+    "what-to-use": what_to_use,
+}
+
+
+def renewed(text: str) -> str:
+    """The page with all that it quotes made again; sentences with the same words keep their line breaks."""
+
+    def quote(found: re.Match[str]) -> str:
+        name, old = found.groups()
+        new = QUOTES[name]()
+        if "\n" not in new and old.split() == new.split():
+            new = old
+        return f"<!-- quoted: {name} -->{new}<!-- end of {name} -->"
+
+    return MARKED.sub(quote, text)
+
+
+def outdated() -> list[str]:
+    """The pages that quote what their files no longer say."""
+    return [page for page in PAGES if renewed((ROOT / page).read_text()) != (ROOT / page).read_text()]
+
+
+if __name__ == "__main__":
+    parser = ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is to be written")
+    check = parser.parse_args().check
+    pages = outdated()
+    for page in () if check else pages:
+        (ROOT / page).write_text(renewed((ROOT / page).read_text()))
+    print("\n".join(pages) or "all pages quote what their files say")
+    sys.exit(check and bool(pages))
