@@ -25,6 +25,7 @@ from fem_frames.commands import (
     reference,
     report,
     rounding,
+    scale,
     serve,
     tables,
     train,
@@ -32,7 +33,7 @@ from fem_frames.commands import (
 
 COMMANDS = (
     *(info, problems, export, reference, condition, iterations, rounding, quadrature, bench),
-    *(train, evaluate, query, outputs, learn_outputs, serve, plot, export_net, tables, report),
+    *(train, evaluate, query, outputs, learn_outputs, serve, plot, export_net, tables, scale, report),
 )
 
 
