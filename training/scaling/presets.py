@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 STUDIES = ("levels", "parameters", "contrast", "training", "processes", "work", "memory")
+LONG_LEARNT = 7  # on finer meshes learned cycles have a quarter of the steps
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,8 @@ def _cells(a: Amount) -> Iterator[Cell]:
     for problem, levels in a.solved.items():
         for j in levels:
             given = {"problem": problem, "levels": j, **shared}
-            yield Cell("levels", f"{problem}-J{j}", given | {"learn": a.learn})
+            learn = a.learn if j <= LONG_LEARNT else a.learn // 4
+            yield Cell("levels", f"{problem}-J{j}", given | {"learn": learn})
             if j in a.nets[problem]:
                 yield Cell("levels", f"{problem}-J{j}-net", given | {"steps": a.steps})
     for terms in a.terms:
@@ -146,7 +148,7 @@ PRESETS = {
                         terms=(1, 4, 16, 64, 256),
                         contrasts=(1.0, 10.0, 100.0, 1000.0, 10_000.0),
                         trained=(3, 4, 5, 6, 7),
-                        trained_steps=2000,
+                        trained_steps=1000,
                         steps=1000,
                         learn=200,
                         solves=2000,

@@ -36,6 +36,7 @@ from training.recipes import best
 from training.run.log import LOG, read_log
 from training.run.trainer import train
 from training.samples import FreshSamples
+from training.surrogate import FRAME
 
 Settings = Mapping[str, Any]
 EXCESSES = (1e-1, 3e-2, 1e-2, 3e-3)
@@ -48,27 +49,19 @@ ROUNDS = 10  # steps between new bases of SOAP: their mean has the work of a ste
 
 
 def training(settings: Settings, out: Path, name: str) -> dict[str, Any]:
-    """Steps and seconds until the excess of the loss is a share of its floor."""
+    """Steps until the excess of the loss is a share of its floor, and the time of one."""
     steps = settings["steps"]
     given = {"problem": "checkerboard", "levels": settings["levels"], "epochs": steps, "test_samples": 32}
     c = Configuration(**best({**BEST, **given, "evaluate_every": max(1, steps // TESTS)}))
     folder = out / "runs" / name
     result = train(c, folder, resume=(folder / LOG).exists(), quiet=True)
-    seen = [(r["step"], r["seconds"], r["test"]) for r in read_log(folder / LOG) if "test" in r]
-    curve = [(step, seconds, (t["loss"] - t["floor"]) / abs(t["floor"])) for step, seconds, t in seen]
-
-    def first(limit: float) -> dict[str, float] | None:
-        found = next(((step, seconds) for step, seconds, excess in curve if excess <= limit), None)
-        return None if found is None else {"steps": found[0], "seconds": found[1]}
-
-    arrays = FrameArrays.load(folder / "frame.npz")
-    return {
-        "facts": {"unknowns": arrays.nodal_size, "weights": result["parameters"], "excess": curve[-1][2]},
-        "steps": result["steps"],
-        "step_ms": 1e3 * result["seconds"] / result["steps"],
-        "reached": {f"{limit:g}": first(limit) for limit in EXCESSES},
-        "curve": curve,
-    }
+    seen = [(r["step"], r["test"]) for r in read_log(folder / LOG) if "test" in r]
+    curve = [(step, (test["loss"] - test["floor"]) / abs(test["floor"])) for step, test in seen]
+    reached = {f"{limit:g}": next((step for step, excess in curve if excess <= limit), None) for limit in EXCESSES}
+    arrays = FrameArrays.load(folder / FRAME)
+    facts = {"unknowns": arrays.nodal_size, "weights": result["parameters"], "excess": curve[-1][1]}
+    step_ms = least_time(TrainingStep(arrays, make_problem(c.problem), BATCH), 1.0)
+    return {"facts": facts, "steps": result["steps"], "step_ms": step_ms, "reached": reached, "curve": curve}
 
 
 # ---- several processes
@@ -104,8 +97,8 @@ def processes(settings: Settings, out: Path, name: str) -> dict[str, Any]:
 class Work(TorchDispatchMode):
     """Counts operations of torch: their number, floating point operations, and bytes that they read and write.
 
-    Products of matrices are counted as torch does it, sparse ones as two operations for each entry and sample, all others
-    as one for each number that they write. Nothing is fused, and every operation reads its inputs from memory.
+    Products of matrices are counted as torch does it, sparse ones as two operations for each entry and sample, all
+    others as one for each number that they write. Nothing is fused: every operation reads its inputs from memory.
     """
 
     def __init__(self) -> None:
@@ -202,7 +195,7 @@ def _counted(arrays: FrameArrays, problem: Problem, batch: int) -> dict[str, flo
 
 
 def rates() -> dict[str, float]:
-    """Of this processor: operations per second of products of matrices, bytes per second of copies, seconds per call."""
+    """Of this processor: operations per second of matrix products, bytes per second of copies, seconds per call."""
     n = 1024
     a, b = torch.randn(n, n), torch.randn(n, n)
     source, target = torch.randn(2**24), torch.empty(2**24)
