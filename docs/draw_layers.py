@@ -51,6 +51,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "training.experiments": ("training.experiments",),
     "training.service": ("training.service",),
+    "training.scaling": ("training.scaling",),
     "commands": ("fem_frames.commands",),
 }
 

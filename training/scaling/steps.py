@@ -109,7 +109,7 @@ class Work(TorchDispatchMode):
         kwargs = kwargs or {}
         made = func(*args, **kwargs)
         read, written = list(_tensors((args, kwargs))), list(_tensors(made))
-        if func.is_view or not written or all(tensor.device.type == "meta" for tensor in written):
+        if not written or _only_looks(func, read, written):
             return made
         self.calls += 1
         self.bytes += sum(tensor.nbytes for tensor in (*read, *written))
@@ -121,6 +121,12 @@ class Work(TorchDispatchMode):
         else:
             self.flops += float(sum(tensor.numel() for tensor in written))
         return made
+
+
+def _only_looks(func: Any, read: list[torch.Tensor], written: list[torch.Tensor]) -> bool:
+    """Whether the results are views of what was read, which take no traffic."""
+    known = {tensor.untyped_storage().data_ptr() for tensor in read}
+    return not func._schema.is_mutable and all(t.untyped_storage().data_ptr() in known for t in written)
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
