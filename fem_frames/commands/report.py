@@ -51,9 +51,13 @@ def add(subparsers: Any) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
+    from training.scaling.cells import is_scale_folder
+
+    if is_scale_folder(parsed.experiment):
+        _report_scaling(parsed)
+        return
     from training.experiments.earlier_reports import read_report
     from training.experiments.report import PAGE, REPORT, write_report
-    from training.scaling.cells import is_scale_folder
 
     from_runs = not (is_there(parsed.experiment) and parsed.experiment.is_file())
     if from_runs and not parsed.experiment.is_dir():
@@ -65,11 +69,12 @@ def run(parsed: argparse.Namespace) -> None:
     if from_runs:
         refuse_links(parsed.experiment, deep=False)
         refuse_links(parsed.experiment / "report")
-        if is_scale_folder(parsed.experiment):
-            _write_scaling(parsed)
-            return
     report = _collect(parsed) if from_runs else read_report(parsed.experiment)
-    out = _folder(parsed.out or (parsed.experiment / "report" if from_runs else parsed.experiment.parent))
+    out = parsed.out or (parsed.experiment / "report" if from_runs else parsed.experiment.parent)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"cannot write to {out}: {error.strerror or error}") from error
     if "problems" in report:
         _write_comparison(parsed, report, out)
         return
@@ -84,31 +89,6 @@ def run(parsed: argparse.Namespace) -> None:
     complete = sum(status in ("done", "diverged") for status in cells.values())
     added = {"added": len(report["added"])} if parsed.add else {}
     told = {"cells": len(cells), "complete": complete, **added, "out": str(out), "figures": list(report["figures"])}
-    show(told, parsed.json)
-
-
-def _folder(out: Path) -> Path:
-    """The folder, made if it is not there."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"cannot write to {out}: {error.strerror or error}") from error
-    return out
-
-
-def _write_scaling(parsed: argparse.Namespace) -> None:
-    from training.scaling.figures import draw_figures
-    from training.scaling.report import collect, write_report
-
-    if parsed.fresh_seed is not None or parsed.add or parsed.beside:
-        raise ValueError("--fresh-seed, --add and --beside are for folders of `tables`: this is one of `scale`")
-    report = collect(parsed.experiment, parsed.cells)
-    out = _folder(parsed.out or parsed.experiment / "report")
-    if not parsed.no_figures:
-        report["figures"] = draw_figures(report, out)
-    write_report(report, out)
-    complete = sum(record is not None for record in report["cells"].values())
-    told = {"cells": len(report["cells"]), "complete": complete, "out": str(out), "figures": list(report["figures"])}
     show(told, parsed.json)
 
 
@@ -190,3 +170,12 @@ def _draw(report: dict[str, Any], experiment: Path | None, out: Path) -> dict[st
             values = random_functions(arrays, configuration, SAMPLES)
             draw_initialisation(values, arrays.points[:, 0], out / INITIALISATION)
     return captions | ({INITIALISATION: caption} if (out / INITIALISATION).exists() else {})
+
+
+def _report_scaling(parsed: argparse.Namespace) -> None:
+    from training.scaling.report import write_study
+
+    if parsed.fresh_seed is not None or parsed.add or parsed.beside:
+        raise ValueError("--fresh-seed, --add and --beside are for folders of `tables`: this is one of `scale`")
+    out = parsed.out or parsed.experiment / "report"
+    show({**write_study(parsed.experiment, out, parsed.cells, not parsed.no_figures), "out": str(out)}, parsed.json)

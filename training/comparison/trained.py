@@ -43,20 +43,22 @@ BEST: dict[str, Any] = {"net": "full", "level_decay": 1.0}
 
 
 def paper_net(yard: Yardstick, folder: Path) -> Iterator[Method]:
-    yield frame_net(yard, folder / "run-paper", "frame net, the paper's", PAPER)
+    yield _frame_net(yard, folder / "run-paper", "frame net, the paper's", PAPER)
 
 
 def best_net(yard: Yardstick, folder: Path) -> Iterator[Method]:
-    yield frame_net(yard, folder / "run-best", "frame net, best recipe", best(BEST))
+    yield _frame_net(yard, folder / "run-best", "frame net, best recipe", best(BEST))
 
 
-def frame_net(yard: Yardstick, run: Path, name: str, settings: dict[str, Any], steps: int | None = None) -> Method:
-    """Trained for these steps, or for the time of the effort; or what is left of it if the run was interrupted."""
+def _frame_net(yard: Yardstick, run: Path, name: str, settings: dict[str, Any]) -> Method:
+    """Trained for the time of the effort, or what is left of it if the run was interrupted."""
     if (run / store.SETTINGS).exists():
         result = train(None, run, problem=yard.problem, resume=True, quiet=True)
     else:
         c = {"problem": yard.case.problem, "options": dict(yard.case.options), "levels": yard.case.levels}
-        epochs = _affordable_steps(yard, settings) if steps is None else steps
+        timed = {"net": settings["net"], "optimizer": settings["optimizer"]}
+        (row,) = training_rows(yard.arrays, yard.problem, ["float32"], **timed)
+        epochs = max(int(yard.effort.training / row["step_s"]), 10)
         given = Configuration(**{**c, "test_samples": 64, **settings, "epochs": epochs})
         result = train(given, run, problem=yard.problem, quiet=True)
     surrogate = Surrogate.load(run, problem=yard.problem)
@@ -74,12 +76,6 @@ def frame_net(yard: Yardstick, run: Path, name: str, settings: dict[str, Any], s
         differentiable=lambda y: surrogate.differentiable_output(y, yard.sensors.outputs),
         remarks={"steps": result["steps"]},
     )
-
-
-def _affordable_steps(yard: Yardstick, settings: dict[str, Any]) -> int:
-    timed = {"net": settings["net"], "optimizer": settings["optimizer"]}
-    (row,) = training_rows(yard.arrays, yard.problem, ["float32"], **timed)
-    return max(int(yard.effort.training / row["step_s"]), 10)
 
 
 # ---- snapshots

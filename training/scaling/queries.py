@@ -26,14 +26,19 @@ from fem_frames.problem.definition import Problem, Uniform
 from fem_frames.problem.loading import make_problem
 from fem_frames.solvers.conjugate_gradients import ConvergenceError
 from fem_frames.solvers.solution import solve
-from training.comparison.cases import Case, Effort
+from training.comparison.cases import COMPARISONS, Case, Effort
 from training.comparison.methods import Method
 from training.comparison.solvers import by_multigrid, learned
-from training.comparison.trained import BATCH, BEST, HIDDEN, frame_net, snapshots
+from training.comparison.trained import BATCH, HIDDEN, snapshots
 from training.comparison.yardstick import Yardstick
+from training.configuration import Configuration
 from training.recipes import best
 from training.rivals.reduced_bases import PodSpace
 from training.rivals.regression import PodNet
+from training.run import store
+from training.run.trainer import train
+from training.scaling.steps import RECIPE
+from training.surrogate import Surrogate
 
 Settings = Mapping[str, Any]
 Row = dict[str, Any]
@@ -67,13 +72,13 @@ class Blocks(Case):
 def levels(settings: Settings, out: Path, name: str) -> dict[str, Any]:
     """Errors and times of solvers, or of a frame net after some steps, on one mesh."""
     case = Case(name, "", settings["problem"], settings["levels"], finer=1)
-    return _measured(case, settings, out, out / "frames", name)
+    return _measured(case, settings, out, out / "cases" / f"{case.problem}-J{case.levels}")
 
 
 def parameters(settings: Settings, out: Path, name: str) -> dict[str, Any]:
     """The same for a log a_y of waves with some number of terms, and of POD and a net."""
     terms = {"terms": settings["terms"]}
-    return _measured(Case(name, "", "waves", settings["levels"], terms, finer=1), settings, out, None, name)
+    return _measured(Case(name, "", "waves", settings["levels"], terms, finer=1), settings, out, None)
 
 
 def contrast(settings: Settings, out: Path, name: str) -> dict[str, Any]:
@@ -94,30 +99,19 @@ def contrast(settings: Settings, out: Path, name: str) -> dict[str, Any]:
 
 def _effort(settings: Settings) -> Effort:
     solves = settings.get("solves", 0)
-    return Effort(
-        samples=settings["samples"],
-        fine_samples=4,
-        batches=(QUERY,),
-        seconds=settings["seconds"],
-        petsc=0,
-        training=0.0,
-        solves=solves,
-        basis=solves,
-        modes=(MODES,),
-        greedy=0,
-        learn=settings.get("learn", 0),
-    )
+    given = {key: settings[key] for key in ("samples", "seconds", "learn") if key in settings}
+    effort = COMPARISONS["full"].effort
+    return replace(effort, fine_samples=4, batches=(QUERY,), solves=solves, basis=solves, modes=(MODES,), **given)
 
 
-def _measured(case: Case, settings: Settings, out: Path, frames: Path | None, name: str) -> dict[str, Any]:
-    yard = Yardstick(case, _effort(settings), frames)
+def _measured(case: Case, settings: Settings, out: Path, folder: Path | None) -> dict[str, Any]:
+    yard, run = Yardstick(case, _effort(settings), folder), out / "runs" / case.name
     if "learn" in settings:
         rows = _solver_rows(yard)
     elif "solves" in settings:
-        rows = (_row(yard, method) for method in _pod_net(yard, out / "runs" / name, settings["steps"]))
+        rows = (_row(yard, method) for method in _pod_net(yard, run, settings["steps"]))
     else:
-        run = out / "runs" / name
-        rows = iter([_row(yard, frame_net(yard, run, "frame net", best(BEST), settings["steps"]))])
+        rows = iter([_row(yard, _frame_net(yard, run, settings["steps"]))])
     return {"facts": _facts(yard), "rows": list(rows)}
 
 
@@ -150,6 +144,21 @@ def _row(yard: Yardstick, method: Method) -> Row:
         "solves": method.solves,
         **method.remarks,
     }
+
+
+def _frame_net(yard: Yardstick, run: Path, steps: int) -> Method:
+    """A net trained by the best recipe for as many steps on every mesh."""
+    case = yard.case
+    given = {"problem": case.problem, "options": dict(case.options), "levels": case.levels, "epochs": steps}
+    c = Configuration(**best({**RECIPE, **given, "test_samples": 64}))
+    result = train(c, run, problem=yard.problem, resume=(run / store.SETTINGS).exists(), quiet=True)
+    net = Surrogate.load(run, problem=yard.problem)
+
+    def values(y: Tensor) -> Tensor:
+        return yard.exact.frame.H(net.coefficients(y.numpy()).double())
+
+    seconds = result["seconds"]
+    return Method("frame net", "frame net", values, offline_s=seconds, timed=lambda y: net(y.numpy()))
 
 
 def _pod_net(yard: Yardstick, folder: Path, steps: int) -> Iterator[Method]:

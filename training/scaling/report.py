@@ -8,7 +8,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from fem_frames.files import written_whole
+from fem_frames.files import refuse_links, written_whole
 from training.experiments.overview import duration
 from training.scaling import machine_sections, sections
 from training.scaling.cells import preset_of, read_cell
@@ -33,12 +33,24 @@ def collect(out: Path, pattern: str = "*") -> dict[str, Any]:
     return {"preset": preset.name, "pattern": pattern, "cells": cells, "figures": {}}
 
 
-def write_report(report: Mapping[str, Any], folder: Path) -> None:
-    """Writes JSON and page, after making both."""
+def write_study(study: Path, folder: Path, pattern: str = "*", figures: bool = True) -> dict[str, Any]:
+    """Writes page, JSON and figures of a study's folder into another one; counts the cells and names the figures."""
+    refuse_links(study, deep=False)
+    report = collect(study, pattern)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"cannot write to {folder}: {error.strerror or error}") from error
+    if figures:
+        from training.scaling.figures import draw_figures
+
+        report["figures"] = draw_figures(report, folder)
     texts = {REPORT: json.dumps(report, indent=1, allow_nan=False) + "\n", PAGE: page_text(report)}
     for name, text in texts.items():
         with written_whole(folder / name) as file:
             file.write(text.encode())
+    complete = sum(record is not None for record in report["cells"].values())
+    return {"cells": len(report["cells"]), "complete": complete, "figures": list(report["figures"])}
 
 
 def page_text(report: Mapping[str, Any]) -> str:
