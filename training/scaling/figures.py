@@ -47,7 +47,7 @@ def _levels(records: Records) -> Any:
     panels = figure.subplots(len(tables), 2, squeeze=False)
     for (problem, table), (left, right) in zip(tables.items(), panels, strict=True):
         _draw_queries(left, right, table, f"{DIMENSION[problem]}D: J", log_base=None)
-    panels[0, 0].legend(fontsize=8)
+    panels[0, 1].legend(*panels[0, 0].get_legend_handles_labels(), fontsize=8)
     return figure
 
 
@@ -58,7 +58,7 @@ def _parameters(records: Records) -> Any:
     figure = new_figure(10.0, 3.9)
     left, right = figure.subplots(1, 2)
     _draw_queries(left, right, table, "number of parameters", log_base=4)
-    left.legend(fontsize=8)
+    right.legend(*left.get_legend_handles_labels(), fontsize=8)
     return figure
 
 
@@ -88,26 +88,27 @@ def _contrast(records: Records) -> Any:
         return None
     figure = new_figure(13.0, 4.2)
     first, second, third = figure.subplots(1, 3)
-    for (problem, table), line in zip(tables.items(), ("-", "--"), strict=True):
+    for table, line in zip(tables.values(), ("-", "--"), strict=True):
+        told = "_" if line == "--" else ""  # the legend names solid lines
         for solver, color in (("multigrid", "tab:blue"), ("frame", "tab:purple")):
             counts = [(at, own["facts"]["iterations"][solver]) for at, own in table.items()]
             points = [(at, count["mean"]) for at, count in counts if count is not None]
-            _line(first, points, color=color, linestyle=line, marker="o", label=f"{solver}, {problem}")
+            _line(first, points, color=color, linestyle=line, marker="o", label=told + solver)
         for method in (*SHOWN, LEARNED):
             color, marker = STYLES[method]
-            label = f"{SHORT[method]}, {problem}"
-            _line(second, series(table, method, "error"), color=color, linestyle=line, marker=marker, label=label)
+            style = dict(color=color, linestyle=line, marker=marker, label=told + SHORT[method])
+            _line(second, series(table, method, "error"), **style)
         for key, color in (("least", "tab:green"), ("most", "tab:red")):
             bounds = [(at, own["facts"]["bound"]) for at, own in table.items()]
             points = [(at, bound[key]) for at, bound in bounds if bound is not None]
-            _line(third, points, color=color, linestyle=line, marker="s", label=f"{key}, {problem}")
+            _line(third, points, color=color, linestyle=line, marker="s", label=told + key)
     first.set_ylabel("iterations to 1e-8")
     second.set_ylabel("error in the energy norm, relative")
     third.set_ylabel("bound / error")
     for axes in (first, second, third):
         axes.set(xscale="log", yscale="log", xlabel="contrast")
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=7)
+        axes.legend(fontsize=8, title="solid: disks, dashed: blocks", title_fontsize=8)
     return figure
 
 
@@ -141,6 +142,23 @@ def _training(records: Records) -> Any:
     return figure
 
 
+def _processes(records: Records) -> Any:
+    counts = sorted({record["settings"]["processes"] for record in records})
+    if not counts:
+        return None
+    figure = new_figure(6.4, 4.2)
+    axes = figure.subplots()
+    for count, color in zip(counts, COLORS, strict=False):
+        own = of_study(records, "processes", processes=count)
+        points = sorted((record["settings"]["levels"], record["step_ms"]) for record in own)
+        _line(axes, points, color=color, marker="o", label=f"{count} process{'es' * (count > 1)}")
+    axes.set(yscale="log", xlabel="J", ylabel="milliseconds per step of 64 samples")
+    axes.set_xticks(sorted({record["settings"]["levels"] for record in records}))
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    return figure
+
+
 def _work(records: Records) -> Any:
     finest = {p: of_study(records, "work", problem=p) for p in DIMENSION}
     finest = {problem: own for problem, own in finest.items() if own}
@@ -153,8 +171,9 @@ def _work(records: Records) -> Any:
             for batch, line in zip(BATCHES, ("--", "-"), strict=True):
                 seconds = [(n, 1e3 * step_seconds(work, device, n, batch)["all"]) for n in COUNTS if n <= batch]
                 _line(axes, seconds, color=color, linestyle=line, marker="o", label=f"{device.name}, {batch} samples")
-        axes.set(xscale="log", yscale="log", xlabel="devices", ylabel="milliseconds per step")
+        axes.set(yscale="log", xlabel="devices", ylabel="milliseconds per step")
         axes.set_xscale("log", base=2)
+        axes.set_xticks(COUNTS, map(str, COUNTS))
         axes.set_title(f"model, not measured: {problem}, J = {work['settings']['levels']}", fontsize=10)
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
@@ -193,6 +212,7 @@ FIGURES: dict[str, tuple[Callable[[Records], Any], str]] = {
     "parameters": (_parameters, "Error and time per query against the number of parameters"),
     "contrast": (_contrast, "Iterations, errors, and bounds over errors, against the contrast"),
     "training": (_training, "Excess of the loss, steps to a fixed excess, and time of a step, for several J"),
+    "processes": (_processes, "Time of a training step shared by processes on one machine, against J"),
     "work": (_work, "Predicted time of a step against the number of devices: a model, not measured"),
     "memory": (_memory, "Peak of memory against the number of unknowns"),
 }

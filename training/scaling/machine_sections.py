@@ -20,6 +20,7 @@ from training.scaling.model import (
 )
 from training.scaling.sections import Records, digits, of_study, table_lines
 
+WORTH = 1.1  # a gain below this does not pay
 ROOM = 24 * 2**30
 DIMENSION = {"disks": 2, "cube": 3}
 UNITS = {
@@ -69,7 +70,7 @@ def processes(records: Records) -> Iterator[str]:
     for n in counts[1:]:
         gains = {J: own[1] / own[n] for J, own in sorted(table.items()) if 1 in own and n in own}
         if gains:
-            worth = [J for J, gain in gains.items() if gain > 1.1]
+            worth = [J for J, gain in gains.items() if gain >= WORTH]
             told = f"pay at J = {', '.join(map(str, worth))}" if worth else "pay on none of these meshes"
             best = max(gains, key=lambda J: gains[J])
             yield f"- {n} processes {told}; at best they are {digits(gains[best], 2)} times as fast, at J = {best}."
@@ -152,11 +153,13 @@ def _predictions(work: Mapping[str, Any]) -> Iterator[str]:
     for device, batch in pairs:
         steps = {n: step_seconds(work, device, n, batch) for n in COUNTS if n <= batch}
         best = min(steps, key=lambda n: steps[n]["all"])
+        gain = steps[1]["all"] / steps[best]["all"]
+        best = best if gain >= WORTH else 1
         parts = {key: value for key, value in steps[best].items() if key != "all"}
         most = max(parts, key=lambda key: parts[key])
-        gain = digits(steps[1]["all"] / steps[best]["all"], 2)
-        told = "more than one do not pay" if best == 1 else f"fastest on {best} of them, {gain} times as fast as on one"
         share = 100 * parts[most] / steps[best]["all"]
+        told = f"fastest on {best} of them, {digits(gain, 2)} times as fast as on one"
+        told = "more than one do not pay" if best == 1 else told
         yield f"- {device.name}, {batch} samples: {told}; {WORDS[most]} {share:.0f} % of the step there."
 
 

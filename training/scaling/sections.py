@@ -68,12 +68,14 @@ def change(first: float, last: float, unit: str = "", form: Callable[[float], st
 
 def levels(records: Records) -> Iterator[str]:
     yield (
+        "(2, 2) is full multigrid with two smoothing steps before and after each correction, + 1 and + 2 are steps of "
+        "conjugate gradients after it; learned cycles are (2, 2) with learned weights. "
         "Errors are in the energy norm, against the discrete solution and relative to it. “Mesh” is the distance "
         "of the discrete solution from that of the next finer mesh, a little less than its own error, and "
         "“superclose” that of its interpolation from it: an error below that says nothing about the equation. "
         "Times are milliseconds per query when 64 are asked for at a time, coefficient, load and set-up included. "
-        "Learned cycles are trained on the energy, the net with the best recipe for the same number of steps on "
-        "every mesh, both without solutions."
+        "Learned cycles are trained on the energy, the net by the best recipe for the same number of steps on every "
+        "mesh, both without solutions."
     )
     for problem, title in DIMENSIONS.items():
         table = merged(of_study(records, "levels", problem=problem), "levels")
@@ -142,6 +144,9 @@ def _mesh_words(table: Mapping[Any, Mapping[str, Any]]) -> Iterator[str]:
             yield f"  The error is below the superclose one at J = {', '.join(map(str, below))}."
         else:
             yield "  The error is above the superclose one on every mesh."
+    exact = [str(at) for at, error in series(table, SHOWN[0], "error") if error <= ROUNDING]
+    if exact:
+        yield f"- At J = {', '.join(exact)} a cycle is exact up to rounding, so these words begin with the next mesh."
     trained = series(table, LEARNED, "offline_s")
     if len(trained) > 1:
         (first, short), (last, long) = trained[0], trained[-1]
