@@ -92,6 +92,8 @@ def run_cells(cells: list[Cell], out: Path, again: bool, say: Callable[[str], No
             seconds = time.perf_counter() - begin
             _write(out / f"{cell.name}.json", _record(cell, found, seconds))
             say(f"{cell.name}: done in {seconds:.0f} s, {number} of {len(waiting)}")
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("interrupted; finished cells are kept, the same command does the others") from None
     finally:
         held.release()
     return failed

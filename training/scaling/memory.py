@@ -25,7 +25,6 @@ from training.scaling.steps import BATCH, TrainingStep
 Settings = Mapping[str, Any]
 STEPS = 3  # of training: the first makes the state of the optimizer
 MARGIN = 1.5  # on what the coarser mesh suggests, before a process is started that others might suffer from
-TASKS = ("training", "query")
 STATUS = Path("/proc/self/status")
 MAKE = (
     "import sys; from pathlib import Path; from fem_frames import make_problem; from fem_frames.studies.levels import "
@@ -48,8 +47,7 @@ def memory(settings: Settings, out: Path, name: str) -> dict[str, Any]:
             return {"refused": f"it may need {need}, and {as_text(available())} were free"}
     # The mesh is made by a process that ends, and with it the memory of DOLFINx.
     _call(MAKE, problem, J, out / "frames")
-    begin = json.loads(_call(RUN, problem, J, task, out / "frames"))
-    return {"facts": {key: begin[key] for key in ("unknowns", "weights")}, **begin}
+    return dict(json.loads(_call(RUN, problem, J, task, out / "frames")))
 
 
 def _call(program: str, *arguments: object) -> str:

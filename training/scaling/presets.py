@@ -44,8 +44,8 @@ class Preset:
 class Amount:
     """How much is done in the cells of a preset."""
 
-    levels: tuple[int, int]
-    """J of the parameter and contrast studies, and of the largest meshes for frame nets in 2D."""
+    J: int
+    """Of the parameter and contrast studies."""
     solved: Mapping[str, Sequence[int]]
     """J of solvers by problem."""
     nets: Mapping[str, Sequence[int]]
@@ -75,11 +75,10 @@ class Amount:
 
 
 def _cells(a: Amount) -> Iterator[Cell]:
-    J = a.levels[0]
     shared = {"samples": a.samples, "seconds": a.seconds}
     for contrast in a.contrasts:
         for problem in ("disks", "blocks"):
-            given = {"problem": problem, "contrast": contrast, "levels": J, "learn": a.learn, **shared}
+            given = {"problem": problem, "contrast": contrast, "levels": a.J, "learn": a.learn, **shared}
             yield Cell("contrast", f"{problem}-{contrast:g}", given)
     for problem, levels in a.solved.items():
         for j in levels:
@@ -89,7 +88,7 @@ def _cells(a: Amount) -> Iterator[Cell]:
             if j in a.nets[problem]:
                 yield Cell("levels", f"{problem}-J{j}-net", given | {"steps": a.steps})
     for terms in a.terms:
-        given = {"terms": terms, "levels": J, **shared}
+        given = {"terms": terms, "levels": a.J, **shared}
         yield Cell("parameters", f"waves-{terms}", given | {"learn": a.learn})
         yield Cell("parameters", f"waves-{terms}-pod", given | {"solves": a.solves, "steps": 10 * a.steps})
         yield Cell("parameters", f"waves-{terms}-net", given | {"steps": a.steps})
@@ -116,7 +115,7 @@ PRESETS = {
             tuple(
                 _cells(
                     Amount(
-                        levels=(3, 3),
+                        J=3,
                         solved={"disks": (3, 4), "cube": (2,)},
                         nets={"disks": (3,), "cube": ()},
                         terms=(1, 4),
@@ -142,7 +141,7 @@ PRESETS = {
             tuple(
                 _cells(
                     Amount(
-                        levels=(6, 7),
+                        J=6,
                         solved={"disks": (4, 5, 6, 7, 8, 9), "cube": (2, 3, 4, 5)},
                         nets={"disks": (4, 5, 6, 7), "cube": (2, 3, 4)},
                         terms=(1, 4, 16, 64, 256),
