@@ -12,16 +12,17 @@ from training.scaling.machine_sections import DIMENSION, ROOM, growth, predicted
 from training.scaling.model import BATCHES, COUNTS, DEVICES, step_seconds
 from training.scaling.sections import (
     DIMENSIONS,
+    EXCESSES,
     LEARNED,
     QUERIES,
     SHORT,
     SHOWN,
     Records,
+    first_step,
     merged,
     of_study,
     series,
 )
-from training.scaling.steps import EXCESSES
 
 STYLES = dict(zip(QUERIES, zip(COLORS, "osvD^P", strict=False), strict=True))
 
@@ -127,8 +128,8 @@ def _training(records: Records) -> Any:
         count, excess = zip(*record["curve"], strict=True)
         curves.semilogy(count, excess, color=color, label=f"J = {record['settings']['levels']}")
     for limit, color in zip(EXCESSES, COLORS, strict=False):
-        own = [(r["settings"]["levels"], r["reached"][f"{limit:g}"]) for r in found]
-        points = [(J, reached) for J, reached in own if reached is not None]
+        own = [(r["settings"]["levels"], first_step(r, limit)) for r in found]
+        points = [(J, step) for J, step in own if step is not None]
         _line(steps, points, color=color, marker="o", label=f"excess {limit:g}")
     _line(times, [(r["facts"]["unknowns"], r["step_ms"]) for r in found], color="tab:blue", marker="o")
     curves.set(xlabel="step", ylabel="excess of the loss, relative to its floor")
