@@ -80,6 +80,7 @@ def _draw_queries(left: Any, right: Any, table: Mapping[Any, Mapping[str, Any]],
             axes.set_xticks(list(table))
         else:
             axes.set_xscale("log", base=log_base)
+            axes.set_xticks(list(table), map(str, table))
         axes.grid(alpha=0.3)
 
 
