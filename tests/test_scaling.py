@@ -220,7 +220,7 @@ def test_meshes_that_may_need_more_memory_than_there_is_are_not_tried(tmp_path):
     settings = {"problem": "disks", "levels": 4, "task": "query"}
     found = memory(settings, tmp_path, "memory-disks-J4-query")
     assert list(found) == ["refused"]
-    assert "it may need up to 6 PB" in found["refused"]
+    assert "it may need up to 4.8 PB" in found["refused"]
     assert not (tmp_path / "frames").exists()
 
 

@@ -24,7 +24,7 @@ from training.scaling.steps import BATCH, TrainingStep
 
 Settings = Mapping[str, Any]
 STEPS = 3  # of training: the first makes the state of the optimizer
-MARGIN = 1.5  # on what the coarser mesh suggests, before a process is started that others might suffer from
+MARGIN = 1.2  # on what the coarser mesh suggests, before a process is started that others might suffer from
 STATUS = Path("/proc/self/status")
 MAKE = (
     "import sys; from pathlib import Path; from fem_frames import make_problem; from fem_frames.studies.levels import "
