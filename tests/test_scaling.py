@@ -15,6 +15,7 @@ from training.scaling.memory import memory, peak
 from training.scaling.model import NODE, Device, message_seconds, step_seconds
 from training.scaling.presets import PRESETS, STUDIES
 from training.scaling.queries import Blocks
+from training.scaling.report import collect, page_text
 from training.scaling.sections import change, first_step, of_study, percent
 from training.scaling.steps import TrainingStep, Work
 
@@ -131,6 +132,17 @@ def test_the_page_has_the_numbers_of_the_cells(study, tmp_path):
     known = json.loads((tmp_path / "page/scaling.json").read_text())["cells"]
     assert known["levels-disks-J3"] == cell(study, "levels-disks-J3")
     assert known["memory-disks-J3-training"] is None
+
+
+def test_the_page_says_how_many_cells_were_disturbed(study):
+    report = collect(study)
+    records = [record for record in report["cells"].values() if record is not None]
+    for record in records:
+        assert record["cpu_seconds"] >= 0
+        record |= {"seconds": 10.0, "cpu_seconds": 9.0}
+    assert "times are too long" not in page_text(report)
+    records[0]["cpu_seconds"], records[1]["cpu_seconds"] = 7.0, 6.0
+    assert f"- 2 of {len(records)} cells with times had less than 80 % of a processor" in page_text(report)
 
 
 def test_options_of_tables_are_refused_for_a_scaling_study(study):

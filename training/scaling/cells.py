@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -82,7 +83,7 @@ def run_cells(cells: list[Cell], out: Path, again: bool, say: Callable[[str], No
         raise ValueError(f"another process is at work on {out}: wait for it, or end it") from None
     try:
         for number, cell in enumerate(waiting, 1):
-            begin = time.perf_counter()
+            begin, used = time.perf_counter(), _cpu_seconds()
             try:
                 found = _studies()[cell.study](cell.settings, out, cell.name)
             except (ValueError, RuntimeError, MemoryError) as error:  # the others may still work
@@ -90,7 +91,7 @@ def run_cells(cells: list[Cell], out: Path, again: bool, say: Callable[[str], No
                 say(f"{cell.name}: failed, {failed[cell.name]}")
                 continue
             seconds = time.perf_counter() - begin
-            _write(out / f"{cell.name}.json", _record(cell, found, seconds))
+            _write(out / f"{cell.name}.json", _record(cell, found, seconds, _cpu_seconds() - used))
             say(f"{cell.name}: done in {seconds:.0f} s, {number} of {len(waiting)}")
     except KeyboardInterrupt:
         raise KeyboardInterrupt("interrupted; finished cells are kept, the same command does the others") from None
@@ -113,13 +114,19 @@ def _studies() -> Mapping[str, Callable[..., dict[str, Any]]]:
     }
 
 
-def _record(cell: Cell, found: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+def _cpu_seconds() -> float:
+    """The time of processors that this process and those that it started have used."""
+    return sum(os.times()[:4])
+
+
+def _record(cell: Cell, found: Mapping[str, Any], seconds: float, cpu_seconds: float) -> dict[str, Any]:
     return {
         "version": VERSION,
         "study": cell.study,
         "settings": dict(cell.settings),
         **found,
         "seconds": round(seconds, 1),
+        "cpu_seconds": round(cpu_seconds, 1),
         "threads": torch.get_num_threads(),
         "machine": store.machine(torch.device("cpu")),
         "versions": store.versions(),

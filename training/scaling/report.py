@@ -15,6 +15,7 @@ from training.scaling.cells import preset_of, read_cell
 from training.scaling.presets import PRESETS
 
 REPORT, PAGE = "scaling.json", "scaling.md"
+OWN = 0.8  # of a cell's time: with less of a processor, other programs disturbed it
 TITLES = {
     "levels": ("The mesh", sections.levels),
     "parameters": ("The number of parameters", sections.parameters),
@@ -82,6 +83,13 @@ def _page(report: Mapping[str, Any]) -> Iterator[str]:
     yield f"- {len(records)} of {len(cells)} cells complete, {duration(sum(r['seconds'] for r in records))} in all"
     for text in sorted({_circumstances(record) for record in records}):
         yield f"- {text}"
+    timed = [record for record in records if record["study"] != "memory"]
+    disturbed = sum(record.get("cpu_seconds", 0.0) < OWN * record["seconds"] for record in timed)
+    if disturbed:
+        yield (
+            f"- {disturbed} of {len(timed)} cells with times had less than {100 * OWN:.0f} % of a processor, or do not "
+            "say how much they had (`cpu_seconds`): their times are too long"
+        )
     missing = [name for name, record in cells.items() if record is None]
     if missing:
         yield f"- not run: {', '.join(f'`{name}`' for name in missing)}"

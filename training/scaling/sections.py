@@ -146,7 +146,7 @@ def _mesh_words(table: Mapping[Any, Mapping[str, Any]]) -> Iterator[str]:
             yield "  The error is above the superclose one on every mesh."
     exact = [str(at) for at, error in series(table, SHOWN[0], "error") if error <= ROUNDING]
     if exact:
-        yield f"- At J = {', '.join(exact)} a cycle is exact up to rounding, so these words begin with the next mesh."
+        yield f"- At J = {', '.join(exact)} a cycle is exact up to rounding: words on cycles begin with the next mesh."
     trained = series(table, LEARNED, "offline_s")
     if len(trained) > 1:
         (first, short), (last, long) = trained[0], trained[-1]
