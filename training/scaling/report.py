@@ -88,7 +88,7 @@ def _page(report: Mapping[str, Any]) -> Iterator[str]:
     if disturbed:
         yield (
             f"- {disturbed} of {len(timed)} cells with times had less than {100 * OWN:.0f} % of a processor, or do not "
-            "say how much they had (`cpu_seconds`): their times are too long"
+            "say how much they had (`cpu_seconds`): their times may be too long"
         )
     missing = [name for name, record in cells.items() if record is None]
     if missing:
