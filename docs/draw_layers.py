@@ -52,6 +52,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "training.experiments": ("training.experiments",),
     "training.comparison": ("training.comparison",),
     "training.service": ("training.service",),
+    "training.scaling": ("training.scaling",),
     "commands": ("fem_frames.commands",),
 }
 

@@ -26,6 +26,7 @@ from fem_frames.commands import (
     reference,
     report,
     rounding,
+    scale,
     serve,
     tables,
     train,
@@ -33,7 +34,7 @@ from fem_frames.commands import (
 
 COMMANDS = (
     *(info, problems, export, reference, condition, iterations, rounding, quadrature, bench),
-    *(train, evaluate, query, outputs, learn_outputs, serve, plot, export_net, tables, compare, report),
+    *(train, evaluate, query, outputs, learn_outputs, serve, plot, export_net, tables, compare, scale, report),
 )
 
 

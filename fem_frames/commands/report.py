@@ -24,7 +24,7 @@ def add(subparsers: Any) -> None:
         "experiment",
         type=Path,
         metavar="DIR",
-        help="folder of `tables` or `compare`; or their report.json or comparison.json, to be drawn again",
+        help="folder of `tables`, `compare` or `scale`; or a report.json or comparison.json, to be drawn again",
     )
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="default: DIR/report")
     parser.add_argument(
@@ -49,6 +49,11 @@ def add(subparsers: Any) -> None:
 
 
 def run(parsed: argparse.Namespace) -> None:
+    from training.scaling.cells import is_scale_folder
+
+    if is_scale_folder(parsed.experiment):
+        _report_scaling(parsed)
+        return
     from training.experiments.earlier_reports import read_report
     from training.experiments.report import PAGE, REPORT, write_report
 
@@ -182,3 +187,12 @@ def _draw(report: dict[str, Any], experiment: Path | None, out: Path) -> dict[st
             values = random_functions(arrays, configuration, SAMPLES)
             draw_initialisation(values, arrays.points[:, 0], out / INITIALISATION)
     return captions | ({INITIALISATION: caption} if (out / INITIALISATION).exists() else {})
+
+
+def _report_scaling(parsed: argparse.Namespace) -> None:
+    from training.scaling.report import write_study
+
+    if parsed.fresh_seed is not None or parsed.add or parsed.beside:
+        raise ValueError("--fresh-seed, --add and --beside are for folders of `tables`: this is one of `scale`")
+    out = parsed.out or parsed.experiment / "report"
+    show({**write_study(parsed.experiment, out, parsed.cells, not parsed.no_figures), "out": str(out)}, parsed.json)

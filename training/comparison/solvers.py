@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -106,10 +106,12 @@ def to_tolerance(yard: Yardstick, folder: Path) -> Iterator[Method]:
         yield Method(f"solve to {tol:g}", kind, values, differentiable=differentiable)
 
 
-def learned(yard: Yardstick, folder: Path) -> Iterator[Method]:
+def learned(
+    yard: Yardstick, folder: Path, cycles: Sequence[tuple[int, int]] = ((1, 1), (2, 1), (2, 2))
+) -> Iterator[Method]:
     """Learned cycles, trained on the energy without solutions."""
     F, multigrid = yard.formulation, Multigrid(yard.formulation)
-    for steps in ((1, 1), (2, 1), (2, 2)):
+    for steps in cycles:
         begin = time.perf_counter()
         net = trained_multigrid(F, steps, yard.effort.learn)
         seconds = time.perf_counter() - begin

@@ -1,0 +1,147 @@
+"""Runs the cells of a scaling study one after the other; each is one JSON file in the folder of the study."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fem_frames.files import check_file, is_there, lock, refuse_links, written_whole
+from training.run import store
+from training.scaling.presets import PRESETS, Cell, Preset
+
+MARK = "scale.json"
+VERSION = 1
+
+
+def claim(out: Path, name: str) -> Preset:
+    """Makes the folder of a study, or checks that it holds this one."""
+    if is_there(out) and not out.is_dir():
+        raise ValueError(f"{out} is a file: give a folder as --out")
+    if is_there(out):
+        refuse_links(out, deep=False)
+    if is_scale_folder(out):
+        found = preset_of(out)
+        if found.name != name:
+            raise ValueError(f"{out} holds the preset {found.name}: choose another --out for {name}")
+        return found
+    if out.is_dir() and any(not entry.name.endswith(".part") for entry in out.iterdir()):
+        raise ValueError(f"{out} holds other files: give an empty folder, or a new one, as --out")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"cannot write to {out}: {error.strerror or error}") from error
+    _write(out / MARK, {"scale": name})
+    return PRESETS[name]
+
+
+def is_scale_folder(out: Path) -> bool:
+    """Whether the folder was made by `fem-frames scale`."""
+    try:
+        return "scale" in json.loads(check_file(out / MARK).read_text())
+    except (OSError, ValueError, TypeError, RecursionError):
+        return False
+
+
+def preset_of(out: Path) -> Preset:
+    """The preset that was started in this folder."""
+    if not is_scale_folder(out):
+        raise ValueError(f"{out} holds no study of `fem-frames scale`: there is no {MARK} of one in it")
+    name = json.loads((out / MARK).read_text())["scale"]
+    if name not in PRESETS:
+        raise ValueError(f"{out / MARK} names the preset {name}, which this fem-frames does not have")
+    return PRESETS[name]
+
+
+def read_cell(cell: Cell, out: Path) -> dict[str, Any] | None:
+    """What was measured, or None if the cell has not been run to its end."""
+    path = out / f"{cell.name}.json"
+    if not is_there(path):
+        return None
+    try:
+        found = dict(json.loads(check_file(path).read_text()))
+        if found["version"] != VERSION or found["settings"] != dict(cell.settings):
+            raise ValueError("another version, or other settings")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path} is no cell of this fem-frames: remove it to run it again") from error
+    return found
+
+
+def run_cells(cells: list[Cell], out: Path, again: bool, say: Callable[[str], None]) -> dict[str, str]:
+    """Runs the cells whose results are missing, or all; why some failed, by name."""
+    failed: dict[str, str] = {}
+    waiting = [cell for cell in cells if again or read_cell(cell, out) is None]
+    try:
+        held = lock(out / ".lock", patience=0.0)
+    except ValueError:
+        raise ValueError(f"another process is at work on {out}: wait for it, or end it") from None
+    try:
+        for number, cell in enumerate(waiting, 1):
+            begin, used = time.perf_counter(), _cpu_seconds()
+            try:
+                found = _studies()[cell.study](cell.settings, out, cell.name)
+            except (ValueError, RuntimeError, MemoryError) as error:  # the others may still work
+                failed[cell.name] = f"{type(error).__name__}: {error}"
+                say(f"{cell.name}: failed, {failed[cell.name]}")
+                continue
+            seconds = time.perf_counter() - begin
+            _write(out / f"{cell.name}.json", _record(cell, found, seconds, _cpu_seconds() - used))
+            say(f"{cell.name}: done in {seconds:.0f} s, {number} of {len(waiting)}")
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("interrupted; finished cells are kept, the same command does the others") from None
+    finally:
+        held.release()
+    return failed
+
+
+def _studies() -> Mapping[str, Callable[..., dict[str, Any]]]:
+    from training.scaling import memory, queries, steps
+
+    return {
+        "levels": queries.levels,
+        "parameters": queries.parameters,
+        "contrast": queries.contrast,
+        "training": steps.training,
+        "processes": steps.processes,
+        "work": steps.work,
+        "memory": memory.memory,
+    }
+
+
+def _cpu_seconds() -> float:
+    """The time of processors that this process and those that it started have used."""
+    return sum(os.times()[:4])
+
+
+def _record(cell: Cell, found: Mapping[str, Any], seconds: float, cpu_seconds: float) -> dict[str, Any]:
+    return {
+        "version": VERSION,
+        "study": cell.study,
+        "settings": dict(cell.settings),
+        **found,
+        "seconds": round(seconds, 1),
+        "cpu_seconds": round(cpu_seconds, 1),
+        "threads": torch.get_num_threads(),
+        "machine": store.machine(torch.device("cpu")),
+        "versions": store.versions(),
+    }
+
+
+def _write(path: Path, record: Mapping[str, Any]) -> None:
+    with written_whole(path) as file:
+        file.write(json.dumps(_finite(record), indent=1, allow_nan=False).encode() + b"\n")
+
+
+def _finite(value: Any) -> Any:
+    """The same with None for numbers that JSON does not have."""
+    if isinstance(value, Mapping):
+        return {str(key): _finite(own) for key, own in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(own) for own in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
