@@ -41,13 +41,6 @@ HALF = ("float16", "bfloat16")
 COUNT = 64
 
 
-def without_states(formulation):
-    """The same formulation with its load as a vector on the frame, rounded once."""
-    other = formulation.to()
-    other.derived["nominal load"] = None
-    return other
-
-
 @cache
 def exact_formulation(kind):
     if kind in BUILT_IN:
@@ -82,7 +75,7 @@ def test_the_gradient_in_float16_does_not_push_along_the_kernel(kind):
     """At the solutions; with the load on the frame it does, and the loss falls there without bound."""
     exact, y, w = solved(kind)
     low = exact.to("float16")
-    assert push(low, exact, y, w) < 0.01 < push(without_states(low), exact, y, w)
+    assert push(low, exact, y, w) < 0.01 < push(low.with_load_on_frame(), exact, y, w)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -125,7 +118,7 @@ def test_steps_in_float16_stay_where_they_are(kind):
         return float((kernel @ (master - w.mean(0))).norm() / w.norm(dim=1).mean())
 
     low = exact.to("float16")
-    assert drift(low) < 2e-4 < 2e-3 < drift(without_states(low))
+    assert drift(low) < 2e-4 < 2e-3 < drift(low.with_load_on_frame())
 
 
 @pytest.mark.parametrize("kind", ["square, mixed", "reaction"])
@@ -145,7 +138,7 @@ def test_the_load_through_nodal_values_stays_as_it_was():
     low = exact_formulation("square").to("float16")
     torch.manual_seed(0)
     y, w = samples(low.problem, 3).float(), torch.randn(3, low.frame.frame_size).half()
-    old = without_states(low)
+    old = low.with_load_on_frame()
     for name in ("bpx", "nodal"):
         losses = [make_loss(name, formulation) for formulation in (low, old)]
         at = low.frame.H(w) if name == "nodal" else w

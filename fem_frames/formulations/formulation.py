@@ -356,6 +356,12 @@ class Formulation(BoundParts):
         nominal = None if self.wide == self.frame.dtype else self._nominal_load()
         return SplitLoad(self.frame.D, on_frame=self.frame_functional(y)) if nominal is None else nominal.load(self, y)
 
+    def with_load_on_frame(self) -> Formulation:
+        """The same with the load on the frame in half precision too, as a plain implementation has it."""
+        made = type(self)(self.frame, self.problem)
+        made.derived["nominal load"] = None
+        return made
+
     def _nominal_load(self) -> NominalLoad | None:
         if "nominal load" not in self.derived:
             self.derived["nominal load"] = NominalLoad.of(self)

@@ -69,18 +69,24 @@ class NominalLoad:
     @classmethod
     def of(cls, formulation: Formulation) -> NominalLoad | None:
         """None where the nominal parameters have no solution."""
+        here = formulation.to(formulation.frame.dtype, "cpu")
         with ThreadPoolExecutor(1) as thread:
             # The first call may come from a training step or from torch.func, which would both see what is done here.
-            return thread.submit(cls._of, formulation).result()
+            found = thread.submit(cls._of, here).result()
+        if found is None:
+            return None
+        device, functional = formulation.frame.device, found.functional
+        return cls(found.states.to(device), None if functional is None else functional.to(device))
 
     @classmethod
     @torch.no_grad()
     def _of(cls, formulation: Formulation) -> NominalLoad | None:
+        """For a formulation on the CPU."""
         from fem_frames.solvers.conjugate_gradients import ConvergenceError
         from fem_frames.solvers.solution import solve
 
         y = torch.as_tensor(formulation.problem.parameters.nominal).reshape(1, -1)  # (1, p)
-        exact = formulation.to(torch.float64, "cpu")
+        exact, wide = formulation.to(torch.float64), formulation.wide
         try:
             w = solve(exact, y, TOLERANCE).w
         except (ConvergenceError, ValueError):
@@ -89,11 +95,10 @@ class NominalLoad:
         error = (exact.frame.D.T(p) - exact.frame_functional(y)).norm()
         if not float(error) < NEGLIGIBLE * torch.finfo(formulation.frame.dtype).eps * float(p.norm()):
             return None
-        device, wide = formulation.frame.device, formulation.wide
-        formulation.frame_functional(y.to(device, wide))  # raises if half precision cannot hold it
+        formulation.frame_functional(y.to(wide))  # raises if half precision cannot hold it
         formulation.rounded(p, "the load")
-        functional = formulation.functional(y.to(device, wide)) if formulation.load_needs_y else None
-        return cls(p.view(len(formulation.frame.arrays.volumes), -1, 1).to(device, wide), functional)
+        functional = formulation.functional(y.to(wide)) if formulation.load_needs_y else None
+        return cls(p.view(len(formulation.frame.arrays.volumes), -1, 1).to(wide), functional)
 
     def load(self, formulation: Formulation, y: Tensor) -> SplitLoad:
         """The load of y: what differs from that of the nominal parameters is a vector on the frame."""

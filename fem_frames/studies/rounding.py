@@ -36,7 +36,8 @@ def rounding_rows(
     """Errors of residual and gradient near the solution, relative to their size at w = 0, and the computed loss.
 
     They are measured at the discrete solution, rounded to the dtype, against extended precision at the same point.
-    With `working_sums` the routes sparse and gather sum in the dtype itself, as a plain implementation would.
+    With `working_sums` the routes sparse and gather sum in the dtype itself and have the load on the frame, as a plain
+    implementation would.
     Errors are the largest and losses the means over the samples y.
     """
     # Rounded to bfloat16, which every dtype represents exactly, so that all solve the same problems.
@@ -59,13 +60,16 @@ def _rounding_errors(
     exact: Formulation, route: str, w: Tensor, y: Tensor, truth: list[Any], load: Tensor, working_sums: bool
 ) -> Row:
     options: dict[str, Any] = {}
-    if route in ("sparse", "gather") and working_sums:
+    plain = route in ("sparse", "gather") and working_sums
+    if plain:
         options["accumulate"] = w.dtype
         if route == "sparse" and w.dtype in (torch.float16, torch.bfloat16):
             options["layout"] = "coo"
     differential = "recursive" if route == "bpx" else route
     frame = Frame.from_arrays(exact.frame.arrays, w.dtype, "cpu", differential, **options)
     formulation, y = make_formulation(frame, exact.problem), y.to(w.dtype)
+    if plain:
+        formulation = formulation.with_load_on_frame()
     point = w.clone().requires_grad_()
     if route == "bpx":
         residual = formulation.bpx(y)(w) - formulation.load(y)
