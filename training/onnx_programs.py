@@ -111,7 +111,8 @@ def as_onnx(program: torch.export.ExportedProgram, example: tuple[Tensor, ...], 
         why = f"it has no operation for {named[1]}" if named else one_line(error).split(". ")[0]
         raise ValueError(f"the net cannot be converted to ONNX: {why}; write a .pt2 file") from error
     assert converted is not None
-    size = sum(value.const_value.nbytes for value in converted.model.graph.initializers.values())
+    tables = (value.const_value for value in converted.model.graph.initializers.values())
+    size = sum(int(table.nbytes) for table in tables if table is not None)
     if size >= LARGEST:
         raise ValueError(
             f"the net has {size} bytes of weights and tables, more than an ONNX file may: write a .pt2 file"

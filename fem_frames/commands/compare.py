@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from fem_frames.commands.shared import declare, declare_cells, show, show_rows
+from fem_frames.commands.shared import declare, declare_cells, progress, show, show_rows
 
 PRESETS = ("quick", "full")
 
@@ -71,7 +70,7 @@ def run(parsed: argparse.Namespace) -> None:
                 run_cell(cell, parsed.workers)
     else:
         jobs = [cell.job(comparison.name, parsed.workers, parsed.again) for cell in cells]
-        failed = run_jobs(jobs, parsed.workers, _silent if parsed.quiet else _say)
+        failed = run_jobs(jobs, parsed.workers, progress(parsed.quiet))
     record: dict[str, Any] = {
         "cells": len(cells),
         "done": sum(cell.read() is not None for cell in cells),
@@ -85,14 +84,6 @@ def run(parsed: argparse.Namespace) -> None:
         raise RuntimeError(f"{len(failed)} cells failed, {name}: {reason}; run the same command to try again")
     if not parsed.json:
         print(f"fem-frames report {parsed.out} writes the page")
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def _silent(text: str) -> None:
-    pass
 
 
 def _list(cells: Any, as_json: bool) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from fem_frames.commands.shared import declare, declare_cells, show, show_rows
+from fem_frames.commands.shared import declare, declare_cells, progress, show, show_rows
 
 PRESETS = ("quick", "full")
 
@@ -51,7 +50,7 @@ def run(parsed: argparse.Namespace) -> None:
         show_rows(rows, {"status": "s", "seconds": ".0f", "cell": "s"}, parsed.json)
         return
     begin = time.monotonic()
-    failed = run_cells(cells, parsed.out, parsed.again, _silent if parsed.quiet else _say)
+    failed = run_cells(cells, parsed.out, parsed.again, progress(parsed.quiet))
     done = sum(read_cell(cell, parsed.out) is not None for cell in cells)
     seconds = round(time.monotonic() - begin, 1)
     told = {"cells": len(cells), "done": done, "failed": list(failed), "seconds": seconds, "out": str(parsed.out)}
@@ -61,11 +60,3 @@ def run(parsed: argparse.Namespace) -> None:
         raise RuntimeError(f"{len(failed)} cells failed, {name}: {reason}; run the same command to try again")
     if not parsed.json:
         print(f"fem-frames report {parsed.out} writes page and figures")
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def _silent(text: str) -> None:
-    pass

@@ -250,6 +250,11 @@ def options_of(settings: Iterable[str]) -> dict[str, Any]:
     return options
 
 
+def progress(quiet: bool) -> Callable[[str], None]:
+    """A function that shows lines of progress beside the results, or nothing."""
+    return lambda text: None if quiet else print(text, file=sys.stderr, flush=True)
+
+
 def show(record: Mapping[str, Any], as_json: bool) -> None:
     """Prints the result of a command: JSON for scripts, or aligned lines for people, without missing values."""
     if as_json:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -13,9 +12,10 @@ from typing import Any
 
 import torch
 
-from fem_frames.files import check_file, is_there, lock, refuse_links, written_whole
+from fem_frames.files import check_file, is_there, lock
 from training.comparison.cases import COMPARISONS, Case, Comparison, Effort, cell_name
 from training.run.jobs import Job
+from training.run.records import new_folder, write_record
 
 MARK = "experiment.json"
 VERSION = 1
@@ -77,21 +77,12 @@ class Cell:
 
 def claim(out: Path, name: str) -> Comparison:
     """Makes the folder of a comparison, or checks that it holds this one."""
-    if is_there(out) and not out.is_dir():
-        raise ValueError(f"{out} is a file: give a folder as --out")
-    refuse_links(out, deep=False)
-    if is_there(out) and any(not entry.name.endswith(".part") for entry in out.iterdir()):
-        found = comparison_of(out)
-        if found.name != name:
-            raise ValueError(f"{out} holds the comparison {found.name}: choose another --out for {name}")
-        return found
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"cannot write to {out}: {error.strerror or error}") from error
-    with written_whole(out / MARK) as file:
-        file.write(json.dumps({"comparison": name}).encode())
-    return COMPARISONS[name]
+    if new_folder(out, MARK, {"comparison": name}):
+        return COMPARISONS[name]
+    found = comparison_of(out)
+    if found.name != name:
+        raise ValueError(f"{out} holds the comparison {found.name}: choose another --out for {name}")
+    return found
 
 
 def is_comparison_folder(out: Path) -> bool:
@@ -141,8 +132,7 @@ def run_cell(cell: Cell, workers: int = 1) -> dict[str, Any]:
             "workers": workers,
             "versions": collect() | {name: installed(name) for name in ("pymor", "chaospy")},
         }
-        with written_whole(cell.result) as file:
-            file.write(json.dumps(_finite(record), indent=1, allow_nan=False).encode())
+        write_record(cell.result, record)
     finally:
         held.release()
     return record
@@ -154,12 +144,3 @@ def installed(name: str) -> str:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return "absent"
-
-
-def _finite(value: Any) -> Any:
-    """The same with None for numbers that JSON does not have."""
-    if isinstance(value, dict):
-        return {str(key): _finite(own) for key, own in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(own) for own in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fem_frames.files import check_file, check_writable, is_there, refuse_links, written_whole
+from fem_frames.files import check_file, check_writable, written_whole
 from fem_frames.problem.loading import is_file
 from training.experiments.cells import Cell
 from training.experiments.overview import Overview
@@ -23,6 +23,7 @@ from training.experiments.presets import Preset, Scaling
 from training.experiments.protocol import BEFORE_SCALINGS, PRESETS, known_preset
 from training.run import store
 from training.run.jobs import failure, start
+from training.run.records import new_folder
 from training.run.signals import StopSignals
 
 MARK = "experiment.json"
@@ -45,24 +46,14 @@ def claim(out: Path, preset: str, scaling: Scaling | None = None) -> Preset:
     Without a scaling it is that of the folder, or the preset's default in a new one.
     """
     wanted = PRESETS[preset].scaled(scaling)
-    there = is_there(out)
-    if there and not out.is_dir():
-        raise ValueError(f"{out} is a file: give a folder as --out")
-    refuse_links(out, deep=False)
-    if there and any(not entry.name.endswith(".part") for entry in out.iterdir()):
-        found = preset_of(out)
-        if found.name != preset:
-            raise ValueError(f"{out} holds cells of the preset {found.name}: choose another --out for {preset}")
-        if scaling is not None and found.scaling != scaling:
-            raise ValueError(f"{out} holds cells with {found.scaling} hats: choose another --out for {scaling} ones")
-        return found
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"cannot write to {out}: {error.strerror or error}") from error
-    with written_whole(out / MARK) as file:
-        file.write(json.dumps({"preset": preset, "scaling": wanted.scaling}).encode())
-    return wanted
+    if new_folder(out, MARK, {"preset": preset, "scaling": wanted.scaling}):
+        return wanted
+    found = preset_of(out)
+    if found.name != preset:
+        raise ValueError(f"{out} holds cells of the preset {found.name}: choose another --out for {preset}")
+    if scaling is not None and found.scaling != scaling:
+        raise ValueError(f"{out} holds cells with {found.scaling} hats: choose another --out for {scaling} ones")
+    return found
 
 
 def preset_of(out: Path) -> Preset:

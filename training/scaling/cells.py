@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -12,8 +11,9 @@ from typing import Any
 
 import torch
 
-from fem_frames.files import check_file, is_there, lock, refuse_links, written_whole
+from fem_frames.files import check_file, is_there, lock
 from training.run import store
+from training.run.records import new_folder, write_record
 from training.scaling.presets import PRESETS, Cell, Preset
 
 MARK = "scale.json"
@@ -22,23 +22,12 @@ VERSION = 1
 
 def claim(out: Path, name: str) -> Preset:
     """Makes the folder of a study, or checks that it holds this one."""
-    if is_there(out) and not out.is_dir():
-        raise ValueError(f"{out} is a file: give a folder as --out")
-    if is_there(out):
-        refuse_links(out, deep=False)
-    if is_scale_folder(out):
-        found = preset_of(out)
-        if found.name != name:
-            raise ValueError(f"{out} holds the preset {found.name}: choose another --out for {name}")
-        return found
-    if out.is_dir() and any(not entry.name.endswith(".part") for entry in out.iterdir()):
-        raise ValueError(f"{out} holds other files: give an empty folder, or a new one, as --out")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"cannot write to {out}: {error.strerror or error}") from error
-    _write(out / MARK, {"scale": name})
-    return PRESETS[name]
+    if new_folder(out, MARK, {"scale": name}):
+        return PRESETS[name]
+    found = preset_of(out)
+    if found.name != name:
+        raise ValueError(f"{out} holds the preset {found.name}: choose another --out for {name}")
+    return found
 
 
 def is_scale_folder(out: Path) -> bool:
@@ -91,7 +80,7 @@ def run_cells(cells: list[Cell], out: Path, again: bool, say: Callable[[str], No
                 say(f"{cell.name}: failed, {failed[cell.name]}")
                 continue
             seconds = time.perf_counter() - begin
-            _write(out / f"{cell.name}.json", _record(cell, found, seconds, _cpu_seconds() - used))
+            write_record(out / f"{cell.name}.json", _record(cell, found, seconds, _cpu_seconds() - used))
             say(f"{cell.name}: done in {seconds:.0f} s, {number} of {len(waiting)}")
     except KeyboardInterrupt:
         raise KeyboardInterrupt("interrupted; finished cells are kept, the same command does the others") from None
@@ -131,17 +120,3 @@ def _record(cell: Cell, found: Mapping[str, Any], seconds: float, cpu_seconds: f
         "machine": store.machine(torch.device("cpu")),
         "versions": store.versions(),
     }
-
-
-def _write(path: Path, record: Mapping[str, Any]) -> None:
-    with written_whole(path) as file:
-        file.write(json.dumps(_finite(record), indent=1, allow_nan=False).encode() + b"\n")
-
-
-def _finite(value: Any) -> Any:
-    """The same with None for numbers that JSON does not have."""
-    if isinstance(value, Mapping):
-        return {str(key): _finite(own) for key, own in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(own) for own in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
