@@ -8,18 +8,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from small_runs import call_command, result_of, run_command
 from test_experiments import SMALL, small_cells
 
-from fem_frames import MeshHierarchy, export_frame, make_problem
+from fem_frames import Frame, MeshHierarchy, export_frame, make_formulation, make_problem
+from fem_frames.problem.loading import recorded_problem
+from fem_frames.solvers.spectra import condition_numbers
 from training.experiments.beside import beside, draw_beside
+from training.experiments.conditions import conditions_of
 from training.experiments.earlier_reports import fill_in, read_report
 from training.experiments.figures import draw_figures
-from training.experiments.initialisation import random_functions
+from training.experiments.initialisation import frame_of_cells, random_functions
 from training.experiments.new_samples import evaluate_new_samples
 from training.experiments.presets import Row, Table
 from training.experiments.protocol import PRESETS
-from training.experiments.report import collect, write_report
+from training.experiments.report import collect, page_text, write_report
 from training.experiments.runner import claim
 from training.run.trainer import TrainingError, train
 from training.surrogate import Surrogate
@@ -181,6 +185,24 @@ def test_figures_of_the_best_preset_are_drawn(experiment, tmp_path):
             warnings.simplefilter("error")
             names = [f"table-{name}.png" for name in ("best", "ablation", "levels", "start")]
             assert list(draw_figures(report, tmp_path)) == names
+
+
+def test_losses_stand_beside_conditions_for_each_decay(experiment, tmp_path):
+    _, out = experiment
+    report = collect(out, PRESETS["scaling"])
+    report["conditions"] = conditions_of(report, out)  # of the runs' frame, here a coarse one
+    assert list(report["conditions"]) == ["0", "0.25", "0.5", "0.75", "1", "1.25", "1.5", "2"]
+    arrays = frame_of_cells(out)
+    exact = make_formulation(Frame.from_arrays(arrays, "float64"), recorded_problem(arrays.record))
+    y = torch.as_tensor(exact.problem.parameters.nominal)
+    assert report["conditions"]["0"] == pytest.approx(condition_numbers(exact, y).cond_bpx, rel=1e-2)
+    assert report["conditions"]["2"] > 10 * report["conditions"]["0"]
+    assert f"| {report['conditions']['2']:.3g} | – | `decay-soap-2` |" in page_text(report)
+    for row in report["tables"][1]["rows"]:
+        report["curves"][row["cell"]] = [[0, 0.0, 1.0], [10, 1.0, 0.1]]
+        row |= {"loss": 0.1, "floor": 1e-3, "status": "done"}
+    assert list(draw_figures(report, tmp_path)) == ["table-decay.png"]
+    assert conditions_of(collect(out), out) is None
 
 
 def test_the_command_reports_from_runs_from_json_alone_and_from_other_reports(experiment, tmp_path, monkeypatch):

@@ -92,6 +92,7 @@ def run(parsed: argparse.Namespace) -> None:
 def _collect(parsed: argparse.Namespace) -> dict[str, Any]:
     """The report of a folder, with the additions of `--add` and `--fresh-seed`."""
     from training.experiments.beside import beside
+    from training.experiments.conditions import conditions_of
     from training.experiments.earlier_reports import fill_in, read_report
     from training.experiments.report import collect
 
@@ -106,11 +107,12 @@ def _collect(parsed: argparse.Namespace) -> dict[str, Any]:
             report["beside"] = beside(report, compared, str(parsed.beside))
         return report
 
-    if parsed.fresh_seed is None:
-        return filled(None)
-    cells = _cells(parsed)
-    filled({cell.name: {"seed": parsed.fresh_seed} for cell in cells})  # finds misfits before the work
-    return filled(_evaluate(cells, parsed.fresh_seed))
+    report = filled(None)
+    if parsed.fresh_seed is not None:
+        cells = _cells(parsed)
+        filled({cell.name: {"seed": parsed.fresh_seed} for cell in cells})  # finds misfits before the work
+        report = filled(_evaluate(cells, parsed.fresh_seed))
+    return report | {"conditions": conditions_of(report, parsed.experiment)}
 
 
 def _is_comparison(path: Path) -> bool:

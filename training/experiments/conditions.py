@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -10,6 +12,15 @@ from fem_frames.formulations.registry import make_formulation
 from fem_frames.frame.arrays import FrameArrays
 from fem_frames.operators.frame import Frame
 from fem_frames.problem.loading import recorded_problem
+from training.experiments.initialisation import frame_of_cells
+from training.experiments.scaling_tables import DECAY
+
+
+def conditions_of(report: Mapping[str, Any], experiment: Path) -> dict[str, float] | None:
+    """Condition numbers by the decay s of the report's table of decays; None without that table or any run."""
+    rows = [row for table in report["tables"] if table["name"] == DECAY for row in table["rows"]]
+    arrays = frame_of_cells(experiment) if rows else None
+    return None if arrays is None else conditions_by_decay(arrays, sorted({float(row["labels"][-1]) for row in rows}))
 
 
 def conditions_by_decay(arrays: FrameArrays, decays: Iterable[float]) -> dict[str, float]:

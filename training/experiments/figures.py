@@ -12,6 +12,7 @@ import numpy as np
 from fem_frames.studies.plots import new_figure, save
 from fem_frames.studies.solution_plots import COLORS, symbol
 from training.experiments.report import EXCESSES
+from training.experiments.scaling_tables import DECAY
 
 STYLES = {"float16": ":", "float16 mixed": ":", "float32": "--", "float64": "-"}
 SAMPLES = 6  # of random nets
@@ -31,6 +32,9 @@ def draw_figures(report: Mapping[str, Any], folder: Path) -> dict[str, str]:
         elif table["name"] == "ablation":
             _draw_ablation(seen, folder / name)
             captions[name] = "Test loss over its floor for each variant of the recipe, one dot per seed"
+        elif table["name"] == DECAY:
+            _draw_decays(seen, report.get("conditions") or {}, folder / name)
+            captions[name] = "Test loss after equally many steps, and condition of the frame, against the decay s"
         else:
             _draw_curves(table, seen, report["curves"], folder / name)
             captions[name] = f"Test loss of the cells of Table {table['name']}, by epoch and by time"
@@ -111,6 +115,27 @@ def _draw_levels(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(fontsize=8, **({"loc": "center left", "bbox_to_anchor": (1.0, 0.5)} if axes is right else {}))
+    save(figure, path)
+
+
+def _draw_decays(rows: Sequence[Mapping[str, Any]], conditions: Mapping[str, float], path: Path) -> None:
+    figure = new_figure(10.0, 4.0)
+    left, right = figure.subplots(1, 2)
+    for number, optimizer in enumerate(dict.fromkeys(row["labels"][0] for row in rows)):
+        known = [row for row in rows if row["labels"][0] == optimizer and row["loss"] is not None]
+        s = [float(row["labels"][-1]) for row in known]
+        left.plot(s, [row["loss"] for row in known], "o-", color=COLORS[number], label=optimizer)
+    floor = next((row["floor"] for row in rows if row["floor"]), None)
+    if floor:
+        left.axhline(floor, color="silver", linewidth=3.0, zorder=0, label="floor")
+    right.plot([float(s) for s in conditions], list(conditions.values()), "ks-")
+    left.set(ylabel="test loss", title=f"after {max(row['steps'] for row in rows)} steps")
+    right.set(ylabel="cond HᵀA_yH", title="coefficients of level j scaled by 2^(-s j)")
+    for axes in (left, right):
+        axes.set_xlabel("s")
+        axes.set_yscale("log")
+        axes.grid(alpha=0.3)
+    left.legend(fontsize=8)
     save(figure, path)
 
 

@@ -21,6 +21,7 @@ from training.experiments.paper_tables import OPTIMIZERS
 from training.experiments.presets import WORDS, Preset, Row, Scaling
 from training.experiments.protocol import PAPER_LEVELS
 from training.experiments.runner import preset_of
+from training.experiments.scaling_tables import DECAY
 from training.run import store
 
 REPORT, PAGE = "report.json", "report.md"
@@ -190,7 +191,7 @@ def _page(report: Mapping[str, Any]) -> Iterator[str]:
         yield ""
         yield f"## Table {table['name']}: {table['title']}"
         yield ""
-        yield from _table_lines(table)
+        yield from _table_lines(table, report.get("conditions") if table["name"] == DECAY else None)
         yield from _notes(table)
         for name, caption in figures.items():
             if name.startswith(f"table-{table['name']}"):
@@ -223,13 +224,14 @@ def _notes(table: Mapping[str, Any]) -> Iterator[str]:
         yield from (f"- `{row['cell']}` stopped at step {row['steps']}: {row['stopped']}" for row in stopped)
 
 
-def _table_lines(table: Mapping[str, Any]) -> Iterator[str]:
+def _table_lines(table: Mapping[str, Any], conditions: Mapping[str, float] | None) -> Iterator[str]:
+    """The table; `conditions` are condition numbers by its last label."""
     printed = any(row["paper"] for row in table["rows"])
     by_steps = table["name"] == "levels"
     seeds = sorted({row["fresh"]["seed"] for row in table["rows"] if row["fresh"]})
     fresh = [f"loss, MRE with seed {seeds[0]}"] if seeds else []
     counts = ["parameters"] if "net" in table["columns"] else []
-    last = [*fresh, *counts, "time", "cell"]
+    last = [*fresh, *counts, *(["cond HᵀA_yH"] if conditions else []), "time", "cell"]
     headings = [*table["columns"], "epochs", "MRE", "MSE", "loss", "loss / floor", *last]
     if printed:
         headings = [*table["columns"], "epochs", "MRE", "paper", "MSE", "paper", "loss", "paper", *last]
@@ -240,6 +242,8 @@ def _table_lines(table: Mapping[str, Any]) -> Iterator[str]:
     yield markdown_row(["---"] * len(headings))
     for row in table["rows"]:
         labels, tail = row["labels"], [duration(row["seconds"]) if row["seconds"] else "–", f"`{row['cell']}`"]
+        if conditions:
+            tail.insert(0, f"{conditions[labels[-1]]:.3g}" if labels[-1] in conditions else "–")
         if counts:
             tail.insert(0, str(row["parameters"] or "–"))
         if fresh:

@@ -9,6 +9,7 @@ from training.configuration import Configuration
 from training.experiments.paper import TABLE_2
 from training.experiments.presets import SCALINGS, WORDS, Preset, Row, Table
 
+DECAY = "decay"  # the name of the table of losses against s
 EPOCHS, STEPS_PER_EPOCH = 6000, (1, 2, 3, 4, 6)
 DECAYS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 DECAY_EPOCHS, DECAY_STEPS = 1500, 4
@@ -34,7 +35,7 @@ def scaling_tables(preset: Preset) -> list[Table]:
             list(_steps_rows(preset)),
         ),
         Table(
-            "decay",
+            DECAY,
             f"coefficients of level j scaled by 2^(-s j), {DECAY_EPOCHS * DECAY_STEPS} steps in float32",
             ("optimizer", "s"),
             list(_decay_rows(preset)),
