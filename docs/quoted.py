@@ -153,6 +153,57 @@ def what_to_use() -> str:
     return "\n".join(["", f"From [{name}/comparison.md]({name}/comparison.md):", "", *lines, ""])
 
 
+def experiment(name: str) -> dict[str, dict[str, Any]]:
+    """The cells of a report of `fem-frames report`, by name."""
+    report = json.loads((RESULTS / name / "report.json").read_text())
+    return {row["cell"]: row for table in report["tables"] for row in table["rows"]}
+
+
+def hats_paper() -> str:
+    """Losses of Adam over the paper's with both scalings."""
+    printed, normalised = experiment("cpu-printed"), experiment("cpu")
+    names = [f"full-adam-stable-{precision}" for precision in ("float32", "float64", "float16")]
+
+    def ratios(cells: Mapping[str, Any]) -> str:
+        return series([f"{cells[name]['loss'] / cells[name]['paper']['loss']:.2g}" for name in names])
+
+    return (
+        f"the losses of Adam through DᵀC_yD end at {ratios(printed)} times the paper's in float32, float64 and float16, "
+        f"with normalised hats at {ratios(normalised)} times"
+    )
+
+
+def hats_steps() -> str:
+    """Losses over the paper's by the number of steps per epoch."""
+    cells = [row for name, row in experiment("hats").items() if name.startswith("steps-") and row["loss"] is not None]
+
+    def ratios(optimizer: str) -> dict[str, float]:
+        return {r["labels"][1]: r["loss"] / r["paper"]["loss"] for r in cells if r["optimizer"] == optimizer}
+
+    sgd, adam = ratios("sgd"), ratios("adam")
+    both = [steps for steps in sgd if steps in adam]
+    best = min(both, key=lambda steps: max(max(r[steps], 1 / r[steps]) for r in (sgd, adam)))
+    words = (series([f"{found[steps]:.2g}" for steps in both]) for found in (sgd, adam))
+    return (
+        f"With {series(both)} steps per epoch SGD ends at {next(words)} times the paper's loss, Adam at {next(words)} "
+        f"times: the larger of both factors is least with {best}"
+    )
+
+
+def hats_decay() -> str:
+    """Where the losses are least, and what the condition number is there."""
+    cells = experiment("hats")
+    conditions = json.loads((RESULTS / "hats" / "report.json").read_text())["conditions"]
+    told = []
+    for optimizer, title in (("adam", "Adam"), ("soap", "SOAP")):
+        losses = {n.split("-")[-1]: r["loss"] for n, r in cells.items() if n.startswith(f"decay-{optimizer}-")}
+        best = min(losses, key=lambda s: losses[s])
+        gain = losses["0"] / losses[best]
+        told.append(f"that of {title} is least at s = {best}, {losses[best]:.1e}, {gain:.0f} times less than at s = 0")
+    grown = ", ".join(f"{conditions[s]:.2g} for s = {s}" for s in ("0", "0.5", "1", "2"))
+    return f"{'; '.join(told)}. The condition number of HᵀA_yH is {grown}"
+
+
 def series(words: Sequence[str]) -> str:
     return f"{', '.join(words[:-1])} and {words[-1]}"
 
@@ -163,6 +214,9 @@ QUOTES: dict[str, Callable[[], str]] = {
     "queries-problems": queries_problems,
     "queries-growth": queries_growth,
     "queries-rivals": queries_rivals,
+    "hats-paper": hats_paper,
+    "hats-steps": hats_steps,
+    "hats-decay": hats_decay,
     "summary": summary,
     "link": link,
     "what-to-use": what_to_use,

@@ -136,6 +136,7 @@ def test_the_wheel_is_typed_and_says_its_licence(wheel):
         "tensorboard",
         "onnx",
         "serve",
+        "compare",
         "inverse",
     }  # what pip can install: FEniCSx is none of it
 

@@ -96,6 +96,8 @@ COMMANDS = [
     ["plot", "run", "--samples", "0", "--out", "curves.png"],
     ["export-net", "run", "--out", "net.pt2"],
     ["tables", "--preset", "quick", "--list", "--out", "experiment"],
+    ["compare", "--preset", "quick", "--out", "compared", "--cells", "paper-direct"],
+    ["scale", "--preset", "quick", "--out", "scaled", "--cells", "processes-disks-J3-1"],
     ["report", "experiment", "--fresh-seed", "3"],
     ["report", "report.json", "--out", "page"],
     ["report", "experiment", "--add", "report.json", "--no-figures"],

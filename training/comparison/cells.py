@@ -79,6 +79,8 @@ def claim(out: Path, name: str) -> Comparison:
     """Makes the folder of a comparison, or checks that it holds this one."""
     if new_folder(out, MARK, {"comparison": name}):
         return COMPARISONS[name]
+    if not is_comparison_folder(out):
+        raise ValueError(f"{out} holds other files: give an empty folder, or a new one, as --out")
     found = comparison_of(out)
     if found.name != name:
         raise ValueError(f"{out} holds the comparison {found.name}: choose another --out for {name}")

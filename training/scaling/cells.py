@@ -24,6 +24,8 @@ def claim(out: Path, name: str) -> Preset:
     """Makes the folder of a study, or checks that it holds this one."""
     if new_folder(out, MARK, {"scale": name}):
         return PRESETS[name]
+    if not is_scale_folder(out):
+        raise ValueError(f"{out} holds other files: give an empty folder, or a new one, as --out")
     found = preset_of(out)
     if found.name != name:
         raise ValueError(f"{out} holds the preset {found.name}: choose another --out for {name}")
