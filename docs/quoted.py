@@ -168,8 +168,8 @@ def hats_paper() -> str:
         return series([f"{cells[name]['loss'] / cells[name]['paper']['loss']:.2g}" for name in names])
 
     return (
-        f"the losses of Adam through DᵀC_yD end at {ratios(printed)} times the paper's in float32, float64 and float16, "
-        f"with normalised hats at {ratios(normalised)} times"
+        f"the losses of Adam through DᵀC_yD end at {ratios(printed)} times the paper's in float32, float64 and "
+        f"float16, with normalised hats at {ratios(normalised)} times"
     )
 
 
