@@ -103,7 +103,7 @@ def test_answers_do_not_depend_on_chunks(name, chunk, monkeypatch):
 @pytest.mark.parametrize("name", ["square, mixed", "cube", "algebraic Robin"])
 def test_chunks_know_what_they_depend_on(name, size, as_wave):
     tables, order = reordered(Multigrid(formulation(name))._tables, as_wave)
-    assert sorted(order.unknowns) == [*range(tables.levels[-1].graph.size)]
+    assert sorted(order) == [*range(tables.levels[-1].graph.size)]
     for level in tables.levels:
         chunks, graph = Chunks.of(level, size), level.graph
         count = len(chunks.reach)

@@ -75,9 +75,7 @@ class BoundaryTerms:
 
     def nodal_load(self, y: Tensor) -> Tensor:
         """(B, free nodal values of all fields) the same load."""
-        arrays = self._arrays
-        load = self.load(y)[:, self._free]
-        return torch.nn.functional.pad(load, (0, arrays.nodal_size - len(arrays.fields[0].free[-1])))
+        return self._free_to_facets.T(self._facets.loads(y, is_plain(y)).flatten(1))
 
     @property
     def has_robin(self) -> bool:
@@ -130,9 +128,21 @@ class BoundaryTerms:
     @cached_property
     def _to_facets(self) -> SparseOperator:
         """Values at points to their copies (F, d) on the facets."""
-        places = self._facets.facets.ravel()
-        copies = SparseMatrix.from_entries(np.arange(len(places)), places, 1.0, (len(places), len(self._arrays.points)))
-        return SparseOperator(copies, self._dtype, self._device)
+        return self._copies(self._facets.facets.ravel(), len(self._arrays.points))
+
+    @cached_property
+    def _free_to_facets(self) -> SparseOperator:
+        """Free nodal values of all fields to the copies (F, d) of the first field's on the facets; given ones are 0."""
+        free = self._arrays.fields[0].free[-1]
+        numbers = np.full(len(self._arrays.points), -1)
+        numbers[free] = np.arange(len(free))
+        return self._copies(numbers[self._facets.facets.ravel()], self._arrays.nodal_size)
+
+    def _copies(self, places: Ints, size: int) -> SparseOperator:
+        """Copies of values from these places, of zero where a place is -1."""
+        kept = np.flatnonzero(places >= 0)
+        table = SparseMatrix.from_entries(kept, places[kept], 1.0, (len(places), size))
+        return SparseOperator(table, self._dtype, self._device)
 
     @cached_property
     def _robin_cells(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -153,10 +163,6 @@ class BoundaryTerms:
     @cached_property
     def _fixed_load(self) -> Tensor:
         return self._converted(self._arrays.neumann_load)
-
-    @cached_property
-    def _free(self) -> Tensor:
-        return torch.as_tensor(np.array(self._arrays.fields[0].free[-1]), device=self._device)
 
     @cached_property
     def _cells(self) -> Tensor:

@@ -19,39 +19,27 @@ from fem_frames.frame.sparse import SparseMatrix
 from fem_frames.mesh.geometry import Ints
 
 
-@dataclass(frozen=True)
-class Order:
-    """The old numbers of what has new ones."""
+def reordered(tables: GraphHierarchy, as_wave: bool) -> tuple[GraphHierarchy, Ints]:
+    """The same hierarchy with other numbers of unknowns and rows, as a wave goes or along the cells.
 
-    unknowns: Ints
-    """(N,) of the finest level."""
-    weights: Ints | None
-    """(E,) of the finest level where they are given instead of computed from cells; None where they are computed."""
-
-
-def reordered(tables: GraphHierarchy, as_wave: bool) -> tuple[GraphHierarchy, Order]:
-    """The same hierarchy with other numbers of unknowns and rows: as a wave goes, or along the cells.
-
-    Unknowns at the same point get consecutive numbers, and edges follow their lower unknown. Columns of `of_cells` and
-    the rows of `of_local` keep their numbers.
+    The old numbers (N,) of the finest unknowns come with it. Unknowns at the same point get consecutive numbers, and
+    edges follow their lower unknown. The data keep their numbers.
     """
     graph = tables.levels[-1].graph
     order = _order(_wave(graph) if as_wave else _first_cells(tables), graph.points)
     finest, made = order, []
-    given, rows = None, np.empty(0, np.int64)
+    rows = np.empty(0, np.int64)
     for index in range(len(tables.levels) - 1, -1, -1):
         level, places = tables.levels[index], _inverse(order)
         graph, row_order = _renumbered(level.graph, places)
-        of_cells = None if level.of_cells is None else _moved(level.of_cells, _inverse(row_order), None)
+        of_data = None if level.of_data is None else _moved(level.of_data, _inverse(row_order), None)
         of_finer = None if level.of_finer is None else _moved(level.of_finer, _inverse(row_order), rows)
-        if index == len(tables.levels) - 1 and of_cells is None:
-            given = row_order
         rows, P = _inverse(row_order), level.prolongation
         if P is not None:
             coarser = _order(_first_rows(P, places), tables.levels[index - 1].graph.points)
             P, order = _moved(P, places, _inverse(coarser)), coarser
-        made.append(GraphLevel(graph, P, of_cells, of_finer))
-    return replace(tables, levels=tuple(made[::-1])), Order(finest, given)
+        made.append(GraphLevel(graph, P, of_data, of_finer))
+    return replace(tables, levels=tuple(made[::-1])), finest
 
 
 def _order(keys: Ints, points: Ints) -> Ints:
@@ -65,7 +53,7 @@ def _order(keys: Ints, points: Ints) -> Ints:
 def _first_cells(tables: GraphHierarchy) -> Ints:
     """(n,) for each unknown of the finest level the first column of its weights' table, which grows with the cell."""
     level = tables.levels[-1]
-    table, graph = level.of_cells or tables.of_local, level.graph
+    table, graph = level.of_data, level.graph
     assert table is not None
     first = table.columns[table.starts[:-1]]  # no row is empty; columns are sorted
     found = np.full(graph.size, np.iinfo(np.int64).max)

@@ -71,8 +71,8 @@ class GraphLevel:
 
     graph: Graph
     prolongation: SparseMatrix | None  # (n, unknowns of the level before); None on the coarsest level
-    of_cells: SparseMatrix | None = None
-    """(E, K_j) weights c from one diffusion number per cell."""
+    of_data: SparseMatrix | None = None
+    """(E, data) weights c: on the finest level from the data of the matrix, on others from one number per cell."""
     of_finer: SparseMatrix | None = None
     """(E, weights of the next finer level) weights of the Galerkin product PᵀAP."""
 
@@ -82,15 +82,13 @@ class GraphHierarchy:
     """The levels of a multigrid from coarse to fine."""
 
     levels: tuple[GraphLevel, ...]
-    of_local: SparseMatrix | None
-    """(E, K L L) weights of the finest level from local matrices; None if one number per cell gives them."""
 
     @property
     def signed(self) -> tuple[bool, ...]:
         """Per level, whether weights may be negative although the data are positive."""
         found = []
         for level in self.levels:
-            table = level.of_cells
+            table = level.of_data
             found.append(table is None or bool((table.weights < 0).any()))
         return tuple(found)
 
@@ -100,10 +98,11 @@ def graph_hierarchy(
 ) -> GraphHierarchy:
     """The levels for matrices of the frame's fields, which have their values at points.
 
-    With `diffusion` the local matrices are a number per cell times those of the Laplacian. On nested meshes the coarse
-    matrices then follow from means over children, which is the Galerkin product; otherwise they are computed from the
-    weights of the next finer level. `facets` (F, d) have matrices of their own, on top of a number per cell: then the
-    weights follow from K + F d d data. Below a first mesh of more than `coarsest` unknowns come algebraic levels.
+    Their data are local matrices, K L L numbers. With `diffusion` these are K numbers, one per cell, times the local
+    matrices of the Laplacian. On nested meshes the coarse matrices then follow from means over children, which is the
+    Galerkin product; otherwise they are computed from the weights of the next finer level. `facets` (F, d) have
+    matrices of their own, on top of a number per cell: the data are K + F d d numbers. Below a first mesh of more than
+    `coarsest` unknowns come algebraic levels.
     """
     last = len(arrays.levels) - 1
     sizes = [len(_points(arrays, index)) for index in range(last + 1)]
@@ -112,21 +111,19 @@ def graph_hierarchy(
     families = arrays.volumes.reshape(-1, 2**arrays.dimension) if last else arrays.volumes[:, None]
     averages = diffusion and not arrays.curved and np.allclose(families, families[:, :1], rtol=1e-9, atol=0)
     levels: list[GraphLevel] = []
-    of_local = None
     finer: tuple[Graph, SparseMatrix] | None = None  # the next finer graph, and the prolongation to it
     for index in range(last, first - 1, -1):
         P = level_matrices.nodal_prolongation(arrays, index) if index > first else None
-        of_cells = of_finer = None
+        of_data = of_finer = None
         if index == last or averages:
-            table, graph = _from_cells(arrays, index, diffusion or facets is not None, facets)
-            of_cells, of_local = (table, of_local) if diffusion else (None, table)
+            of_data, graph = _from_cells(arrays, index, diffusion or facets is not None, facets)
         else:
             assert finer is not None
             of_finer, graph = _from_finer(*finer, _points(arrays, index))
-        levels.append(GraphLevel(graph, P, of_cells, of_finer))
+        levels.append(GraphLevel(graph, P, of_data, of_finer))
         finer = None if P is None else (graph, P)
     levels[-1:] = _algebraic_levels(arrays, levels[-1], first, coarsest)
-    return GraphHierarchy(tuple(reversed(levels)), of_local)
+    return GraphHierarchy(tuple(reversed(levels)))
 
 
 def _points(arrays: FrameArrays, index: int) -> Ints:

@@ -4,7 +4,7 @@ A vector holds one number of up to 16 samples in float32, or of 8 in float64: a 
 worked on before the next block, so that they stay in the cache; where a level is too large for that, its steps go
 through it together, chunk after chunk. Threads take different blocks, and few samples get short vectors.
 
-B samples, n unknowns of a level, N of the finest one, E weights of a level, K cells.
+B samples, n unknowns of a level, N of the finest one, E weights of a level.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from fem_frames.compiling import Source, compiled, in_threads
-from fem_frames.frame.graph_order import Chunks, Order, reordered
+from fem_frames.frame.graph_order import Chunks, reordered
 from fem_frames.frame.graphs import Graph, GraphHierarchy, GraphLevel
 from fem_frames.frame.sparse import SparseMatrix
+from fem_frames.mesh.geometry import Ints
 from fem_frames.operators.checking import is_recorded
 from fem_frames.operators.linear import RowOperator, batch_last
 from fem_frames.solvers.cycle_plans import Chebyshev, Cycle, Plan
@@ -53,7 +54,7 @@ class _Chunks(ctypes.Structure):
 
 class _Level(ctypes.Structure):
     _fields_ = [
-        *((name, _Number) for name in ("unknowns", "weights", "cells")),
+        *((name, _Number) for name in ("unknowns", "weights", "data")),
         *((name, _Pointer) for name in ("first", "starts", "neighbours", "rows")),
         ("chunks", _Chunks),
         *((name, _Table) for name in ("set_up", "prolongation", "restriction")),
@@ -65,7 +66,6 @@ class _Hierarchy(ctypes.Structure):
     _fields_ = [
         ("levels", _Pointer),
         ("order", _Pointer),
-        ("data_order", _Pointer),
         *((name, _Number) for name in ("count", "given", "factor_at", "block")),
     ]
 
@@ -124,7 +124,7 @@ class CompiledMultigrids:
         return lanes * threads * max(1, TOGETHER // (block * threads))
 
     def at(self, data: Tensor) -> CompiledMultigrid:
-        """The matrices for diffusion numbers (K, B) of the finest cells, or for weights (E, B) of the finest level."""
+        """The matrices for data (n, B) of the finest level."""
         needed = data.shape[1] * self._dtype.itemsize
         width = next((width for width in WIDTHS if needed <= width), WIDTHS[-1])
         if width not in self._levels:
@@ -138,9 +138,9 @@ class CompiledLevels:
     """The tables of all levels for the compiled functions with vectors of `width` bytes."""
 
     def __init__(
-        self, tables: GraphHierarchy, order: Order, dtype: torch.dtype, library: ctypes.CDLL, width: int
+        self, tables: GraphHierarchy, order: Ints, dtype: torch.dtype, library: ctypes.CDLL, width: int
     ) -> None:
-        """`order` has the caller's numbers of the finest unknowns and weights."""
+        """`order` (N,) has the caller's numbers of the finest unknowns."""
         self.dtype, self.library = dtype, library
         self.lanes = width // dtype.itemsize
         self._real = REALS[dtype][1]
@@ -155,7 +155,7 @@ class CompiledLevels:
             fields = (parts.points, parts.inverses, parts.edges, parts.reach, parts.coarse)
             made.chunks = _Chunks(len(parts.reach), *(self._pointer(a.astype(np.int64)) for a in fields))
             made.starts, made.neighbours, made.rows = (self._pointer(a) for a in _incident(graph))
-            made.set_up, made.cells = self._set_up(level)
+            made.set_up, made.data = self._set_up(level)
             if level.prolongation is not None:
                 made.prolongation = self._table(level.prolongation)
                 made.restriction = self._table(level.prolongation.transposed())
@@ -164,12 +164,11 @@ class CompiledLevels:
             place += made.weights + int(parts.inverses[-1])
         first, last = levels[0], levels[-1]
         block = place + first.unknowns**2
-        self.count, self.size, self.given = len(levels), last.unknowns, last.cells or last.weights
+        self.count, self.size, self.given = len(levels), last.unknowns, last.data
         self._levels = levels
         self._hierarchy = _Hierarchy(
             ctypes.addressof(levels),
-            self._pointer(order.unknowns.astype(np.int32)),
-            None if order.weights is None else self._pointer(order.weights.astype(np.int32)),
+            self._pointer(order.astype(np.int32)),
             self.count,
             self.given,
             place,
@@ -179,9 +178,10 @@ class CompiledLevels:
         self._room = max(int(library.room(self.pointer)), self.given) * width
 
     def _set_up(self, level: GraphLevel) -> tuple[_Table, int]:
-        if level.of_cells is not None:
-            return self._table(level.of_cells), level.of_cells.shape[1]
-        return _Table() if level.of_finer is None else self._table(level.of_finer), 0
+        if level.of_data is not None:
+            return self._table(level.of_data), level.of_data.shape[1]
+        assert level.of_finer is not None
+        return self._table(level.of_finer), 0
 
     def _table(self, matrix: SparseMatrix) -> _Table:
         parts = (matrix.starts.astype(np.int64), matrix.columns.astype(np.int32), matrix.weights.astype(self._real))
@@ -229,7 +229,7 @@ class CompiledMultigrid(SampleMultigrid):
     """Cycles by compiled functions, which record no gradients."""
 
     def __init__(self, levels: CompiledLevels, data: Tensor) -> None:
-        """`data` are diffusion numbers (K, B) or weights (E, B) of the finest level, in the working precision."""
+        """`data` (n, B) are those of the finest level, in the working precision."""
         self.levels = levels
         self.dtype = self.wide = levels.dtype
         assert len(data) == levels.given

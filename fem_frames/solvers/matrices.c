@@ -6,7 +6,7 @@
    cycles.c behind it, for REAL float and double, for vectors of WIDTH bytes and for at most POINT unknowns at a point,
    which are consecutive; fem_frames/solvers/torch_cycles.py says the same in torch.
 
-   n unknowns of a level, E rows of G, K cells, B samples. Matrices of a caller are (rows, B) with the batch last;
+   n unknowns of a level, E rows of G, B samples. Matrices of a caller are (rows, B) with the batch last;
    inside, an array is (rows) of lanes. Vectors over unknowns have one more row, which is zero: the neighbour that
    grounds. Chunks are parts of a level's points, which follow each other; sweeps.c says what for. */
 
@@ -37,7 +37,7 @@ typedef struct {
 } chunks;
 
 typedef struct {
-    int64_t unknowns, weights, cells; /* n, E, K; K is 0 where the weights follow from those of the next finer level */
+    int64_t unknowns, weights, data;  /* n, E; numbers that the weights follow from, 0 if those are the finer weights */
     const int64_t *first;             /* (points + 1) the unknowns at a point */
     const int64_t *starts;            /* (n + 1) the rows of G that meet an unknown */
     const int32_t *neighbours, *rows; /* its other unknown, n if it grounds; its number */
@@ -48,10 +48,9 @@ typedef struct {
 
 typedef struct {
     const level *levels;
-    const int32_t *order;      /* (N) the caller's numbers of the finest unknowns */
-    const int32_t *data_order; /* (given) the caller's numbers of the data; null where they are the same */
-    int64_t count, given;      /* levels; rows of the data */
-    int64_t factor_at, block;  /* place of the coarsest factor; size of a block */
+    const int32_t *order;     /* (N) the caller's numbers of the finest unknowns */
+    int64_t count, given;     /* levels; rows of the finest level's data */
+    int64_t factor_at, block; /* place of the coarsest factor; size of a block */
 } hierarchy;
 
 /* The unknowns at a point are FIRST(L, p), ..., FIRST(L, p + 1) - 1; for one field a point has one unknown. */
@@ -63,9 +62,10 @@ static lanes constant(double value) {
     return made;
 }
 
-static lanes larger(lanes x, lanes z) {
-    for (int l = 0; l < LANES; l++) x[l] = x[l] > z[l] ? x[l] : z[l];
-    return x;
+static inline lanes larger(lanes x, lanes z) { /* by masks: compilers take a loop over lanes one by one */
+    typedef __typeof__(x > z) mask;
+    const mask first = x > z;
+    return (lanes)((first & (mask)x) | (~first & (mask)z));
 }
 
 /* ---- between a caller's (rows, B) and lanes: row i here is row order[i] there, or i if there is no order; the lanes
@@ -203,9 +203,9 @@ static void solve_coarsest(const hierarchy *h, const lanes *block, const lanes *
 /* Weights and inverse blocks, chunk by chunk: those of a chunk need no edges of later ones. */
 static void set_up_level(const level *L, const lanes *source, lanes *c, lanes *inverse) {
     const chunks *all = &L->chunks;
-    if (L->set_up.starts) multiply(&L->set_up, all->edges[all->count], L->weights, source, c);
+    multiply(&L->set_up, all->edges[all->count], L->weights, source, c);
     for (int64_t k = 0; k < all->count; k++) {
-        if (L->set_up.starts) multiply(&L->set_up, all->edges[k], all->edges[k + 1], source, c);
+        multiply(&L->set_up, all->edges[k], all->edges[k + 1], source, c);
         invert_blocks(L, c, inverse, k);
     }
 }
@@ -224,15 +224,14 @@ static void average(lanes *values, int64_t cells, int64_t children) {
    for the data of the block. */
 static int set_up_block(const hierarchy *h, const real *data, int64_t samples, int64_t number, lanes *block,
                         lanes *space) {
-    const level *finest = h->levels + h->count - 1;
-    const place at = {h->data_order, samples, number};
-    gather(data, &at, 0, h->given, finest->set_up.starts ? space : block + finest->weights_at);
-    int64_t cells = h->given;
+    const place at = {0, samples, number};
+    gather(data, &at, 0, h->given, space);
+    int64_t rows = h->given;
     for (int64_t j = h->count - 1; j >= 0; j--) {
         const level *L = h->levels + j;
-        if (L->cells && L->cells < cells) average(space, L->cells, cells / L->cells);
-        if (L->cells) cells = L->cells;
-        const lanes *source = L->cells || L == finest ? space : block + L[1].weights_at;
+        if (L->data && L->data < rows) average(space, L->data, rows / L->data);
+        if (L->data) rows = L->data;
+        const lanes *source = L->data ? space : block + L[1].weights_at;
         set_up_level(L, source, block + L->weights_at, block + L->inverse_at);
     }
     return factorise(h->levels, block + h->levels[0].weights_at, block + h->factor_at);

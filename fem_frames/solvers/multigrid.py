@@ -22,7 +22,6 @@ from fem_frames.formulations.formulation_checks import check_quadratic
 from fem_frames.frame.elements import P1, P1Values
 from fem_frames.frame.graphs import graph_hierarchy
 from fem_frames.operators.checking import is_watched
-from fem_frames.operators.products import SparseProduct
 from fem_frames.problem.definition import whole_number
 from fem_frames.solvers.compiled_cycles import CompiledMultigrids, kernels
 from fem_frames.solvers.cycle_plans import Cycle
@@ -93,8 +92,6 @@ class Multigrid:
         diffusion = formulation.is_diffusion or (formulation.is_robin_diffusion and robin is None)
         facets = None if robin is None else robin.robin_nodes
         self._tables = graph_hierarchy(formulation.frame.arrays, diffusion, facets)
-        of_local = self._tables.of_local
-        self._of_local = None if of_local is None else SparseProduct(of_local, self.wide, self.device)
         has_kernels = kernels(self.dtype, self.device) is not None
         self._compiled = CompiledMultigrids(self._tables, self.dtype, self.device) if has_kernels else None
 
@@ -135,9 +132,8 @@ class Multigrid:
         return self._in_torch.at(self._data(y))
 
     def _data(self, y: Tensor, w: Tensor | None = None) -> Tensor:
-        """(K, B) diffusion numbers of the finest cells, or (E, B) weights, in the wide precision."""
-        data = matrix_data(self.formulation, self.formulation.check_parameters(y), w)
-        return data if self._of_local is None else self._of_local(data)
+        """(n, B) the data of the finest level, in the wide precision."""
+        return matrix_data(self.formulation, self.formulation.check_parameters(y), w)
 
     def answer(self, y: Tensor, steps: int = 1, cycle: Cycle = Cycle()) -> Tensor:  # noqa: B008 (frozen)
         """(B, N) free nodal values of the solutions by full multigrid and `steps` of conjugate gradients.

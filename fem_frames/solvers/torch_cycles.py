@@ -29,17 +29,15 @@ class TorchLevels:
         ]
 
     def at(self, data: Tensor) -> TorchMultigrid:
-        """The matrices for diffusion numbers (K, B) of the finest cells, or for weights (E, B) of the finest level."""
+        """The matrices for data (n, B) of the finest level."""
         found: list[Tensor] = []
         for level in reversed(self.levels):
-            if level.of_cells is not None:
-                data = data if not found else data.unflatten(0, (level.of_cells.shape[1], -1)).mean(1)
-                found.append(level.of_cells(data))
-            elif found:
+            if level.of_data is not None:
+                data = data if not found else data.unflatten(0, (level.of_data.shape[1], -1)).mean(1)
+                found.append(level.of_data(data))
+            else:
                 assert level.of_finer is not None
                 found.append(level.of_finer(found[-1]))
-            else:
-                found.append(data)
         return TorchMultigrid(self, found[::-1])
 
 
@@ -51,7 +49,7 @@ class TorchLevel:
         self.products = GraphProducts(level.graph, signed, dtype, device)
         self.size = level.graph.size
         self.P = None if level.prolongation is None else Prolongation(level.prolongation, dtype, device)
-        self.of_cells = None if level.of_cells is None else SparseProduct(level.of_cells, wide, device)
+        self.of_data = None if level.of_data is None else SparseProduct(level.of_data, wide, device)
         self.of_finer = None if level.of_finer is None else SparseProduct(level.of_finer, wide, device)
         rows, columns, signs = level.graph.places
         self._places = torch.as_tensor(rows * level.graph.size + columns).to(device)
