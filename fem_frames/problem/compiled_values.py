@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -73,5 +74,10 @@ def _library(values: Any) -> ctypes.CDLL | None:
 
 
 def _compiled(real: str) -> ctypes.CDLL | None:
+    return compiled(_source(real))
+
+
+@cache
+def _source(real: str) -> Source:
     macros = (f"-DREAL={real}", f"-DEXP=exp{'f' * (real == 'float')}")
-    return compiled(Source("values", CODE.read_text(), (*FLAGS, *macros), LIBRARIES))
+    return Source("values", CODE.read_text(), (*FLAGS, *macros), LIBRARIES)

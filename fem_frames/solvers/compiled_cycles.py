@@ -365,12 +365,13 @@ class CompiledMatrix(RowOperator):
 def _described(plan: Plan, count: int) -> tuple[np.ndarray, _Plan]:
     """The weights (levels, levels, pre + post + 2) of a plan by level of start and level, and their description."""
     pre, post, _ = plan.weights(count - 1, count - 1, count - 1)
-    weights = np.ones((count, count, len(pre) + len(post) + 2))
+    rows = [1.0] * (count * count * (width := len(pre) + len(post) + 2))
     for top in range(1, count):
         start = plan.start(top, count - 1)
-        weights[top, top, -1] = 1.0 if start is None else float(start)
         for j in range(1, top + 1):
             before, after, correction = plan.weights(j, top, count - 1)
-            row = [*before, *after, 1.0 if correction is None else correction]
-            weights[top, j, :-1] = [float(value) for value in row]
+            begin = (top * count + j) * width
+            rows[begin : begin + width - 1] = [*before, *after, 1.0 if correction is None else correction]
+        rows[(top * count + top + 1) * width - 1] = 1.0 if start is None else start
+    weights = np.array(rows, np.float64)
     return weights, _Plan(weights.ctypes.data, len(pre), len(post), plan.visits)

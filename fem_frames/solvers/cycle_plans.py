@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch import Tensor
 Weights = Sequence[float | Tensor]
 
 
+@cache
 def chebyshev(steps: int, low: float = 0.5, high: float = 2.0) -> tuple[float, ...]:
     """Weights of Jacobi steps that reduce errors best for eigenvalues of D⁻¹A in [low, high]; 2 is the largest one."""
     roots = np.cos(np.pi * (2 * np.arange(steps) + 1) / (2 * steps))
