@@ -299,7 +299,7 @@ def test_the_first_below_the_error_of_the_mesh_is_named():
     assert "multigrid in 1 case (disks1 1 ms)" in found["many"]
     assert "PETSc's fastest solver takes 4 times as long" in found["many"]
     assert "PETSc in 1 case (disks1 4 ms)" in found["one"]  # multigrid takes 10 ms for one
-    assert "superclose error, 64 at a time, are by multigrid in 1 problem." in found["summary"]
+    assert "(superclose) error, 64 solutions at a time are fastest by multigrid (disks1)." in found["summary"]
     assert not {"nets", "pod_net", "outputs", "paper"} & set(found)
     assert verdicts(record_of(MULTIGRID, DIRECT, superclose=1e-20)) == {}  # nothing is that accurate
 

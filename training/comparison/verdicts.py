@@ -114,27 +114,26 @@ def _summary(cases: Sequence[Case], batch: int) -> str:
     solutions, outputs = _winners(cases, solution, batch, _superclose), _winners(cases, output, batch, _of_outputs)
     if not solutions:
         return ""
-    text = f"The fastest whole solutions below the mesh's superclose error, {batch} at a time, are by {solutions}."
-    text += f" The fastest outputs below the mesh's own error are by {outputs}." if outputs else ""
+    text = f"Below the mesh's own (superclose) error, {batch} solutions at a time are fastest by {solutions}."
+    text += f" A few outputs below the mesh's error are fastest by {outputs}." if outputs else ""
     return f"{text} {_purpose(cases, batch)}".strip()
 
 
 def _winners(cases: Sequence[Case], measure: Measure, batch: int, bound: Callable[[Case], float]) -> str:
-    """In how many problems each family is the first; empty if none is."""
-    count: Counter[str] = Counter()
-    without = 0
+    """Each family with the cases in which it is the first; empty if none is."""
+    first: dict[str, list[str]] = {}
+    without = []
     for case in cases:
         found = first_below(case["rows"], measure, batch, bound(case))
         if found is not None:
-            count[found[0]["kind"]] += 1
+            first.setdefault(found[0]["kind"], []).append(case["name"])
         elif points(case["rows"], measure, batch):
-            without += 1
-    parts = [
-        f"{_words(family)} in {_problems(n)}" for family, n in sorted(count.items(), key=lambda pair: _order(*pair))
-    ]
+            without.append(case["name"])
+    ordered = sorted(first.items(), key=lambda pair: _order(pair[0], len(pair[1])))
+    parts = [f"{_words(family)} ({_names(names)})" for family, names in ordered]
     if not parts:
         return ""
-    return ", ".join([*parts, *([f"no method in {_problems(without)}"] if without else [])])
+    return ", ".join([*parts, *([f"no method ({_names(without)})"] if without else [])])
 
 
 def _nets(cases: Sequence[Case], batch: int) -> str:
