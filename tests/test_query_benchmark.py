@@ -56,6 +56,22 @@ def test_the_benchmark_knows_boundary_data_of_y():
     assert max(errors.values()) < 1e-3
 
 
+def test_the_benchmark_knows_equations_with_several_fields():
+    problem = make_problem("elastic")
+    queries = Queries(cached_frame(problem, 2, "energy"), problem, 4, 0.0)
+    errors = {row["method"].split(",")[0]: row["error"] for row in queries.petsc(2)}
+    assert {"PETSc lu", "PETSc cg hypre", "PETSc cg icc"} == set(errors)
+    assert errors["PETSc lu"] < 1e-8
+    assert max(errors.values()) < 1e-3
+
+
+@pytest.mark.parametrize("name", ["carreau", "transport"])
+def test_the_benchmark_refuses_what_multigrid_does_not_answer_at_once(name):
+    problem = make_problem(name)
+    with pytest.raises(ValueError, match=f"queries of {name} cannot be compared"):
+        Queries(cached_frame(problem, 2, "energy"), problem, 2, 0.0)
+
+
 def test_rivals_of_another_problem_are_refused(trained):
     problem = make_problem("disks", count=2)
     queries = Queries(cached_frame(problem, 3, "energy"), problem, 2, 0.0)

@@ -34,6 +34,11 @@ class Coordinates:
 
     def fields(self, free: Tensor, y: Tensor | None = None) -> dict[str, Tensor]:
         """All nodal values of each field, given ones included, from the free ones."""
+        if free.shape[-1] != self._arrays.nodal_size:
+            raise ValueError(
+                f"a solution has N = {self._arrays.nodal_size} free nodal values, but {free.shape[-1]} were given; frame "
+                "coefficients, such as the w of `solve`, go to `synthesise`"
+            )
         if self.need_y:
             return self._lifted_fields(free, y)
         found, start = {}, 0

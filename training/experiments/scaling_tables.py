@@ -10,7 +10,7 @@ from training.experiments.paper import TABLE_2
 from training.experiments.presets import SCALINGS, WORDS, Preset, Row, Table
 
 DECAY = "decay"  # the name of the table of losses against s
-EPOCHS, STEPS_PER_EPOCH = 6000, (1, 2, 3, 4, 6)
+EPOCHS, STEPS_PER_EPOCH = 6000, (1, 2, 3, 4)
 DECAYS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 DECAY_EPOCHS, DECAY_STEPS = 1500, 4
 RATES = {"adam": 1e-3, "soap": 3e-3}
