@@ -182,7 +182,7 @@ def test_folders_of_other_things_are_refused(tmp_path, whole):
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "thesis.tex").write_text("precious")
     assert "is a file: give a folder" in compare(tmp_path / "file", expect=2).stderr
-    assert "holds no comparison of `fem-frames compare`" in compare(tmp_path / "notes", expect=2).stderr
+    assert "holds other files: give an empty folder" in compare(tmp_path / "notes", expect=2).stderr
     said = call_command("compare", "--preset", "full", "--out", whole, expect=2).stderr
     assert "holds the comparison quick: choose another --out for full" in said
     assert "holds no experiment" in call_command("tables", "--preset", "cpu", "--out", whole, expect=2).stderr
@@ -197,6 +197,27 @@ def test_results_of_other_settings_and_damaged_ones_are_refused(tiny, tmp_path):
     assert "was measured with another effort" in compare(out, "--list", expect=2).stderr
     file.write_text("{}")
     assert "is no cell of this fem-frames: remove it" in compare(out, "--list", expect=2).stderr
+
+
+def test_reports_name_the_damaged_file_and_write_nothing(tiny, tmp_path):
+    out = tmp_path / "tiny"
+    compare(out, "--here", "--json", "--cells", "paper-[dm]*")
+    file, mark = out / "paper-direct.json", out / "experiment.json"
+    good = json.loads(file.read_text())
+    for change in ({"rows": [{**good["rows"][0], "error": "x"}]}, {"facts": {}}, {"versions": None}):
+        file.write_text(json.dumps({**good, **change}))
+        said = call_command("report", out, expect=2).stderr
+        assert f"{file} is damaged" in said
+        assert "remove it, and `fem-frames compare` measures it again" in said
+    file.write_text(json.dumps({**good, "seconds": float("nan")}))
+    assert f"{file} is no cell of this fem-frames: remove it" in call_command("report", out, expect=2).stderr
+    file.write_text(json.dumps(good))
+    for text in ("", "{", "[]", "null", "{}"):
+        mark.write_text(text)
+        for said in (call_command("report", out, expect=2).stderr, compare(out, expect=2).stderr):
+            assert f"{mark} is damaged" in said
+            assert '{"comparison": "full"}' in said
+    assert not (out / "report").exists()
 
 
 def test_without_pymor_its_cells_say_what_to_install(tiny, tmp_path, monkeypatch):

@@ -68,6 +68,20 @@ def test_a_cell_of_another_version_is_not_taken_for_a_result(study, tmp_path):
     assert "remove it to run it again" in done.stderr
 
 
+def test_reports_name_a_damaged_file_and_write_nothing(tmp_path):
+    run(tmp_path / "s", "levels-disks-J3")
+    path = tmp_path / "s/levels-disks-J3.json"
+    good = json.loads(path.read_text())
+    for change in ({"rows": None}, {"machine": {}}, {"seconds": "x"}, {"versions": None}):
+        path.write_text(json.dumps({**good, **change}))
+        said = call_command("report", tmp_path / "s", expect=2).stderr
+        assert f"{path} is damaged" in said
+        assert "remove it, and `fem-frames scale` measures it again" in said
+    (tmp_path / "s/scale.json").write_text("")
+    assert f"{tmp_path / 's/scale.json'} is damaged" in call_command("report", tmp_path / "s", expect=2).stderr
+    assert not (tmp_path / "s/report").exists()
+
+
 def test_folders_of_others_are_refused(study, tmp_path):
     words = ("--out", study, "--cells", "levels-disks-J4")
     assert "holds the preset quick" in call_command("scale", "--preset", "full", *words, expect=2).stderr

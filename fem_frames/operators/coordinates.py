@@ -36,8 +36,8 @@ class Coordinates:
         """All nodal values of each field, given ones included, from the free ones."""
         if free.shape[-1] != self._arrays.nodal_size:
             raise ValueError(
-                f"a solution has N = {self._arrays.nodal_size} free nodal values, but {free.shape[-1]} were given; frame "
-                "coefficients, such as the w of `solve`, go to `synthesise`"
+                f"a solution has N = {self._arrays.nodal_size} free nodal values, but {free.shape[-1]} were given; "
+                "frame coefficients, such as the w of `solve`, go to `synthesise`"
             )
         if self.need_y:
             return self._lifted_fields(free, y)

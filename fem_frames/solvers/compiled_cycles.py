@@ -371,7 +371,8 @@ def _described(plan: Plan, count: int) -> tuple[np.ndarray, _Plan]:
         for j in range(1, top + 1):
             before, after, correction = plan.weights(j, top, count - 1)
             begin = (top * count + j) * width
-            rows[begin : begin + width - 1] = [*before, *after, 1.0 if correction is None else correction]
-        rows[(top * count + top + 1) * width - 1] = 1.0 if start is None else start
+            row = [*before, *after, 1.0 if correction is None else correction]
+            rows[begin : begin + width - 1] = map(float, row)
+        rows[(top * count + top + 1) * width - 1] = 1.0 if start is None else float(start)
     weights = np.array(rows, np.float64)
     return weights, _Plan(weights.ctypes.data, len(pre), len(post), plan.visits)

@@ -15,7 +15,7 @@ import torch
 from fem_frames.files import check_file, is_there, lock
 from training.comparison.cases import COMPARISONS, Case, Comparison, Effort, cell_name
 from training.run.jobs import Job
-from training.run.records import new_folder, write_record
+from training.run.records import new_folder, read_mark, strict_json, write_record
 
 MARK = "experiment.json"
 VERSION = 1
@@ -55,7 +55,7 @@ class Cell:
         if not is_there(self.result):
             return None
         try:
-            found = json.loads(check_file(self.result).read_text())
+            found = strict_json(check_file(self.result).read_text())
             missing = {*self.settings(), *RESULTS} - set(found)
             if missing or found["version"] != VERSION:
                 raise ValueError(f"without {', '.join(sorted(missing))}")
@@ -89,17 +89,14 @@ def claim(out: Path, name: str) -> Comparison:
 
 def is_comparison_folder(out: Path) -> bool:
     """Whether the folder was made by `fem-frames compare`."""
-    try:
-        return "comparison" in json.loads(check_file(out / MARK).read_text())
-    except (OSError, ValueError, TypeError, RecursionError):
-        return False
+    return "comparison" in read_mark(out / MARK)
 
 
 def comparison_of(out: Path) -> Comparison:
     """The comparison that was started in this folder."""
     if not is_comparison_folder(out):
         raise ValueError(f"{out} holds no comparison of `fem-frames compare`: there is no {MARK} of one in it")
-    name = json.loads((out / MARK).read_text())["comparison"]
+    name = str(read_mark(out / MARK)["comparison"])
     if name not in COMPARISONS:
         raise ValueError(f"{out / MARK} names the comparison {name}, which this fem-frames does not have")
     return COMPARISONS[name]

@@ -6,15 +6,17 @@ Every number and every sentence about numbers on the page follows from the JSON.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from fem_frames.files import check_file, one_line, written_whole
-from training.comparison.cells import VERSION, cells_of, comparison_of
+from training.comparison.cases import Comparison
+from training.comparison.cells import VERSION, Cell, cells_of, comparison_of
 from training.comparison.tables import case_lines, overview_lines
 from training.comparison.verdicts import TITLES, verdicts
+from training.run.records import check_pages
 
 REPORT, PAGE = "comparison.json", "comparison.md"
 EXTRAS = ("pymor", "chaospy")
@@ -24,15 +26,30 @@ OUTPUTS = "8 point values and the mean of the first field"
 
 def collect(out: Path, pattern: str = "*") -> dict[str, Any]:
     """All measurements of the folder in the form of the JSON."""
-    comparison = comparison_of(out)
+    comparison, cells = comparison_of(out), cells_of(comparison_of(out), out, pattern)
+    found = {cell.result: record for cell in cells if (record := cell.read()) is not None}
+    if not found:
+        raise ValueError(f"no cell of {out} has been measured yet: `fem-frames compare` does that")
+
+    def record_of(chosen: Mapping[Path, Any]) -> dict[str, Any]:
+        return _record(comparison, pattern, cells, chosen)
+
+    check_pages(found, lambda chosen: page_text(record_of(chosen)), "fem-frames compare")
+    return record_of(found)
+
+
+def _record(
+    comparison: Comparison, pattern: str, cells: Sequence[Cell], measured: Mapping[Path, Any]
+) -> dict[str, Any]:
+    """The JSON of cells with what was measured, by the files of their results."""
     cases: dict[str, dict[str, Any]] = {}
     circumstances: dict[str, dict[str, Any]] = {}
-    for cell in cells_of(comparison, out, pattern):
+    for cell in cells:
         case = cases.setdefault(
             cell.case.name,
             {**asdict(cell.case), "mesh": cell.case.mesh, "rows": [], "missing": []},
         )
-        found = cell.read()
+        found = measured.get(cell.result)
         if found is None:
             case["missing"].append(cell.method)
             continue
@@ -42,16 +59,13 @@ def collect(out: Path, pattern: str = "*") -> dict[str, Any]:
         known = {key: found[key] for key in ("threads", "workers", "versions")}
         entry = circumstances.setdefault(json.dumps(known, sort_keys=True), {**known, "cells": 0})
         entry["cells"] += 1
-    measured = [case for case in cases.values() if case["rows"]]
-    if not measured:
-        raise ValueError(f"no cell of {out} has been measured yet: `fem-frames compare` does that")
     record: dict[str, Any] = {
         "version": VERSION,
         "comparison": comparison.name,
         "text": comparison.text,
         "cells": pattern,
         "effort": asdict(comparison.effort),
-        "cases": measured,
+        "cases": [case for case in cases.values() if case["rows"]],
         "not_measured": [f"{case['name']}-{method}" for case in cases.values() for method in case["missing"]],
         "circumstances": list(circumstances.values()),
         "figures": {},

@@ -6,7 +6,6 @@ holds everything about it: an experiment may be killed at any time, and several 
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 import subprocess
@@ -15,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fem_frames.files import check_file, check_writable, written_whole
+from fem_frames.files import check_writable, written_whole
 from fem_frames.problem.loading import is_file
 from training.experiments.cells import Cell
 from training.experiments.overview import Overview
@@ -23,7 +22,7 @@ from training.experiments.presets import Preset, Scaling
 from training.experiments.protocol import BEFORE_SCALINGS, PRESETS, known_preset
 from training.run import store
 from training.run.jobs import failure, start
-from training.run.records import new_folder
+from training.run.records import new_folder, read_mark
 from training.run.signals import StopSignals
 
 MARK = "experiment.json"
@@ -58,11 +57,10 @@ def claim(out: Path, preset: str, scaling: Scaling | None = None) -> Preset:
 
 def preset_of(out: Path) -> Preset:
     """The preset and scaling with which the experiment in this folder was started."""
-    try:
-        record = json.loads(check_file(out / MARK).read_text())
-        name, scaling = str(record["preset"]), record.get("scaling", BEFORE_SCALINGS)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise ValueError(f"{out} holds no experiment of `fem-frames tables`: there is no {MARK} in it") from None
+    record = read_mark(out / MARK)
+    if "preset" not in record:
+        raise ValueError(f"{out} holds no experiment of `fem-frames tables`: there is no {MARK} of one in it")
+    name, scaling = str(record["preset"]), record.get("scaling", BEFORE_SCALINGS)
     found = known_preset(name, scaling)
     if found is None:
         raise ValueError(f"{out / MARK} names the preset {name}, which this fem-frames does not have")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -13,7 +12,7 @@ import torch
 
 from fem_frames.files import check_file, is_there, lock
 from training.run import store
-from training.run.records import new_folder, write_record
+from training.run.records import new_folder, read_mark, strict_json, write_record
 from training.scaling.presets import PRESETS, Cell, Preset
 
 MARK = "scale.json"
@@ -34,17 +33,14 @@ def claim(out: Path, name: str) -> Preset:
 
 def is_scale_folder(out: Path) -> bool:
     """Whether the folder was made by `fem-frames scale`."""
-    try:
-        return "scale" in json.loads(check_file(out / MARK).read_text())
-    except (OSError, ValueError, TypeError, RecursionError):
-        return False
+    return "scale" in read_mark(out / MARK)
 
 
 def preset_of(out: Path) -> Preset:
     """The preset that was started in this folder."""
     if not is_scale_folder(out):
         raise ValueError(f"{out} holds no study of `fem-frames scale`: there is no {MARK} of one in it")
-    name = json.loads((out / MARK).read_text())["scale"]
+    name = str(read_mark(out / MARK)["scale"])
     if name not in PRESETS:
         raise ValueError(f"{out / MARK} names the preset {name}, which this fem-frames does not have")
     return PRESETS[name]
@@ -56,7 +52,7 @@ def read_cell(cell: Cell, out: Path) -> dict[str, Any] | None:
     if not is_there(path):
         return None
     try:
-        found = dict(json.loads(check_file(path).read_text()))
+        found = dict(strict_json(check_file(path).read_text()))
         if found["version"] != VERSION or found["settings"] != dict(cell.settings):
             raise ValueError("another version, or other settings")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:

@@ -10,11 +10,12 @@ from typing import Any
 
 from fem_frames.files import refuse_links, written_whole
 from training.experiments.overview import duration
+from training.run.records import check_pages
 from training.scaling import machine_sections, sections
 from training.scaling.cells import preset_of, read_cell
 from training.scaling.presets import PRESETS
 
-REPORT, PAGE = "scaling.json", "scaling.md"
+REPORT, PAGE, COMMAND = "scaling.json", "scaling.md", "fem-frames scale"
 OWN = 0.8  # of a cell's time: with less of a processor, other programs disturbed it
 TITLES = {
     "levels": ("The mesh", sections.levels),
@@ -31,7 +32,13 @@ def collect(out: Path, pattern: str = "*") -> dict[str, Any]:
     """All cells of a study, None for those that have not been run to their end."""
     preset = preset_of(out)
     cells = {cell.name: read_cell(cell, out) for cell in preset.chosen(pattern)}
-    return {"preset": preset.name, "pattern": pattern, "cells": cells, "figures": {}}
+
+    def report_of(chosen: Mapping[str, Any]) -> dict[str, Any]:
+        return {"preset": preset.name, "pattern": pattern, "cells": chosen, "figures": {}}
+
+    found = {out / f"{name}.json": record for name, record in cells.items() if record is not None}
+    check_pages(found, lambda some: page_text(report_of({path.stem: own for path, own in some.items()})), COMMAND)
+    return report_of(cells)
 
 
 def write_study(study: Path, folder: Path, pattern: str = "*", figures: bool = True) -> dict[str, Any]:
