@@ -117,7 +117,8 @@ def _named(path: str | Path) -> Iterator[None]:
     except OSError as error:
         advice = "is there room, and may you write there?"
         if isinstance(error, FileNotFoundError):
-            advice = f"make the folder {Path(path).parent} first"
+            there = Path(path).parent.is_dir()
+            advice = "files cannot be made there" if there else f"make the folder {Path(path).parent} first"
         raise ValueError(f"cannot write {path}: {error.strerror or error}; {advice}") from error
 
 

@@ -118,7 +118,10 @@ class RegionMean(Output):
         if isinstance(found, bool) or found not in tags:
             others = sorted(tags - set(names.values()))
             there = known_names(str(self.region), names, others)
-            raise ValueError(f"there is no region {self.region!r}; the frame has {there}; None is the whole domain")
+            raise ValueError(
+                f"there is no region {self.region!r}; the frame has {there}; RegionMean() without a region, or "
+                "--mean all, is the mean over the domain"
+            )
         return int(found)
 
 
@@ -154,8 +157,8 @@ class BoundaryFlux(Output):
         found = [Reaction(formulation, chosen, f) for f in fields]
         if not any(reaction.covers for reaction in found):
             raise ValueError(
-                f"{self.field or 'the solution'} is given nowhere on {name!r}, and the equation's own terms make the "
-                "flux there: write it as a Functional with ds"
+                f"{self.field or first} is given nowhere on {name!r}, and the equation's own terms make the flux "
+                "there: write it as a Functional with ds, or choose another field if there are several"
             )
         labels = [f"flux {name}" if len(fields) == 1 else f"flux of {f.name} {name}" for f in fields]
         parts = [FluxOutput(reaction, [label]) for reaction, label in zip(found, labels, strict=True)]

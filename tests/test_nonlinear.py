@@ -221,7 +221,7 @@ def test_what_solves_linear_equations_refuses_nonlinear_energies():
     y = samples(exact, 2)
     with pytest.raises(ValueError, match="the equation is nonlinear: give the coefficients at="):
         solve_linear(exact, y, exact.load(y))
-    with pytest.raises(ValueError, match="answer solves linear equations, but the energy of carreau is not quadratic"):
+    with pytest.raises(ValueError, match="answer solves linear equations, but that of carreau is not linear"):
         Multigrid(exact).answer(y)
     with pytest.raises(ValueError, match="the net multigrid solves linear equations"):
         train(Configuration(problem="carreau", levels=2, net="multigrid"), "unused", quiet=True)

@@ -72,8 +72,8 @@ def test_reports_name_a_damaged_file_and_write_nothing(tmp_path):
     run(tmp_path / "s", "levels-disks-J3")
     path = tmp_path / "s/levels-disks-J3.json"
     good = json.loads(path.read_text())
-    for change in ({"rows": None}, {"machine": {}}, {"seconds": "x"}, {"versions": None}):
-        path.write_text(json.dumps({**good, **change}))
+    for damage in ({"rows": None}, {"machine": {}}, {"seconds": "x"}, {"versions": None}):
+        path.write_text(json.dumps({**good, **damage}))
         said = call_command("report", tmp_path / "s", expect=2).stderr
         assert f"{path} is damaged" in said
         assert "remove it, and `fem-frames scale` measures it again" in said

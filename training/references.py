@@ -49,7 +49,7 @@ def petsc_lacks(exact: Formulation) -> str | None:
     if equation is None and not exact.has_forms():
         return f"the formulation {exact.name} has no forms"
     if isinstance(exact.problem, RecordedProblem) or (equation is not None and not equation.has_function):
-        return "the problem was read with its surrogate or frame and has no mesh for it"
+        return "the problem was read with its surrogate or frame and has no mesh for it: give the problem too"
     return None if has_petsc() else "it is not installed"
 
 

@@ -81,7 +81,7 @@ def run(parsed: argparse.Namespace) -> None:
     show(record, parsed.json)
     if failed:
         name, reason = next(iter(failed.items()))
-        raise RuntimeError(f"{len(failed)} cells failed, {name}: {reason}; run the same command to try again")
+        raise RuntimeError(f"{len(failed)} cells failed, {name}: {reason}; the same command tries them again")
     if not parsed.json:
         print(f"fem-frames report {parsed.out} writes the page")
 

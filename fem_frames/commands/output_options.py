@@ -21,6 +21,11 @@ def declare_outputs(parser: argparse.ArgumentParser, *, adjoint: bool = True) ->
         "--through", action="append", default=[], metavar="GROUP", help="the flux through a boundary group; all: all"
     )
     group.add_argument(
+        "--field",
+        metavar="NAME",
+        help="the field of --point, --mean and --through; default: u, or the first",
+    )
+    group.add_argument(
         "--functional",
         action="append",
         default=[],
@@ -38,13 +43,16 @@ def outputs_of(parsed: argparse.Namespace) -> list[Any]:
     from fem_frames.outputs import BoundaryFlux, PointValues, RegionMean
 
     found: list[Any] = []
+    field = {} if parsed.field is None else {"field": parsed.field}
     if parsed.point:
         points = [numbers_of(text, "--point") for text in parsed.point]
         if len({len(point) for point in points}) > 1:
             raise ValueError(f"--point {parsed.point[0]}: all points need equally many coordinates")
-        found.append(PointValues(points))
-    found += [RegionMean(None if name == "all" else _group(name)) for name in parsed.mean]
-    found += [BoundaryFlux(_group(name)) for name in parsed.through]
+        found.append(PointValues(points, **field))
+    found += [RegionMean(None if name == "all" else _group(name), **field) for name in parsed.mean]
+    found += [BoundaryFlux(_group(name), **field) for name in parsed.through]
+    if field and not found:
+        raise ValueError("--field is that of outputs: name some by --point, --mean or --through")
     found += [_functional(text) for text in parsed.functional]
     if getattr(parsed, "adjoint", False) and not found:
         raise ValueError("--adjoint corrects outputs: name some by --point, --mean, --through or --functional")

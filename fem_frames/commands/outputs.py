@@ -65,6 +65,7 @@ def _answer_by_net(parsed: argparse.Namespace) -> None:
 
     named = {"--point": parsed.point, "--mean": parsed.mean, "--through": parsed.through, "--adjoint": parsed.adjoint}
     named |= {
+        "--field": parsed.field,
         "--functional": parsed.functional,
         "--problem": parsed.problem,
         "--set": parsed.set,

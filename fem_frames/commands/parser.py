@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NoReturn
 
 from fem_frames import __version__
@@ -71,7 +72,11 @@ def make_parser() -> argparse.ArgumentParser:
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The arguments by name, with the subcommand's function as `run` and PETSc's words as `petsc_arguments`."""
-    parsed, rest = make_parser().parse_known_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else map(str, arguments))
+    parsed, rest = make_parser().parse_known_args(words)
+    for before, word in pairwise(words):
+        if not word and before.startswith("--"):  # an empty path would be the working directory
+            parsed.parser.error(f"{before} is empty: give a value, or leave it out")
     strangers = [word for word in rest if word.startswith("--")] if parsed.takes_petsc_options else rest
     if strangers or (rest and not rest[0].startswith("-")):
         parsed.parser.error(f"unknown argument {(strangers or rest)[0]}")

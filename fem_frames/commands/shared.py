@@ -84,8 +84,17 @@ def declare_first_level(parser: argparse.ArgumentParser) -> None:
 
 
 def declare_samples(parser: argparse.ArgumentParser, default: int, text: str) -> None:
-    parser.add_argument("--samples", type=int, default=default, metavar="N", help=text)
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the samples; default: %(default)s")
+    parser.add_argument("--samples", type=_natural, default=default, metavar="N", help=text)
+    parser.add_argument(
+        "--seed", type=_natural, default=0, metavar="S", help="seed of the samples; default: %(default)s"
+    )
+
+
+def _natural(text: str) -> int:
+    """A whole number that is not negative; the parser words what int refuses."""
+    if int(text) < 0:
+        raise argparse.ArgumentTypeError(f"it is {text}, but should not be negative")
+    return int(text)
 
 
 def declare_dtypes(parser: argparse.ArgumentParser, *default: str) -> None:
@@ -210,6 +219,8 @@ def frame_of(parsed: argparse.Namespace) -> tuple[FrameArrays, Problem]:
         arrays = frame_from_file(parsed)
         arrays.check_problem(problem)
         return arrays, problem
+    if parsed.problem is not None and parsed.levels is None:
+        raise ValueError("--problem goes with --levels J, the number of refinements: give it too")
     if parsed.problem is None or parsed.levels is None:
         raise ValueError("give --problem and --levels, or --frame with a file written by `fem-frames export`")
     from fem_frames.frame.export import export_frame

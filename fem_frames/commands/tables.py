@@ -74,7 +74,7 @@ def run(parsed: argparse.Namespace) -> None:
     show(record, parsed.json)
     if outcomes.failed:
         name, reason = next(iter(outcomes.failed.items()))
-        raise RuntimeError(f"{len(outcomes.failed)} cells failed, {name}: {reason}; run the same command to try again")
+        raise RuntimeError(f"{len(outcomes.failed)} cells failed, {name}: {reason}; the same command tries them again")
     if not parsed.json:
         print(f"fem-frames report {parsed.out} writes tables and figures")
 

@@ -48,8 +48,8 @@ def check_quadratic(formulation: Formulation, what: str) -> None:
     """Raises a ValueError for nonlinear energies, where one matrix per y does not have the solution."""
     if not formulation.is_quadratic:
         raise ValueError(
-            f"{what} solves linear equations, but the energy of {formulation.problem.name} is not quadratic in u: "
-            "use fem_frames.solve"
+            f"{what} solves linear equations, but that of {formulation.problem.name} is not linear in u: use "
+            "fem_frames.solve, or on the command line a run with another net and --tol"
         )
 
 

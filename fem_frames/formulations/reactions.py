@@ -38,7 +38,8 @@ class Reaction:
         groups = arrays.groups
         if f.degree or not isinstance(formulation, Energy | QuadraticFormulation):
             raise ValueError(
-                f"the formulation {formulation.name} defines no flux through the boundary; use a LinearFunctional"
+                f"fluxes through the boundary of {formulation.problem.name} are not known: only quadratic energies in "
+                "P1 have them; write a Functional in UFL instead (--functional on the command line)"
             )
         assert groups is not None
         self.formulation, self.field = formulation, f.name

@@ -41,8 +41,8 @@ class Forward:
             self._sizes = tuple(len(f.lift[-1]) for f in surrogate.arrays.fields)
             self.labels = tuple(f"nodal values of {f.name}" for f in surrogate.arrays.fields)
 
-    def sizes(self, settings: Settings) -> tuple[int, ...]:
-        """Lengths of the output vectors; raises a ValueError if there is no answer with these settings."""
+    def sizes(self, settings: Settings, kind: str = EVALUATE) -> tuple[int, ...]:
+        """Lengths of the output vectors; raises a ValueError if there is no answer of this kind with these settings."""
         if settings.adjoint and self._outputs is None:
             raise ValueError(
                 "adjoint corrects outputs, but this service gives nodal values: start it with --point, --mean, "
@@ -57,7 +57,7 @@ class Forward:
             )
         if not settings.bounded:
             return self._sizes
-        if self._outputs is not None and not all(self._outputs.is_affine):
+        if kind == EVALUATE and self._outputs is not None and not all(self._outputs.is_affine):
             label = self.labels[self._outputs.is_affine.index(False)]
             raise ValueError(
                 f"the output {label} is not affine in the solution and has no bound: leave out tol, bound and adjoint "

@@ -74,8 +74,8 @@ class Model(Protocol):
 
     parameters: int
 
-    def sizes(self, settings: Settings) -> tuple[int, ...]:
-        """Lengths of the output vectors; raises a ValueError if there is no answer with these settings."""
+    def sizes(self, settings: Settings, kind: str = EVALUATE) -> tuple[int, ...]:
+        """Lengths of the output vectors; raises a ValueError if there is no answer of this kind with these settings."""
 
     def check(self, y: Sequence[float]) -> None:
         """Raises a ValueError if y is outside of the parameters."""
@@ -122,18 +122,18 @@ def read_settings(body: Mapping[str, Any]) -> Settings:
     return settings
 
 
-def read_sizes(body: Mapping[str, Any], model: Model) -> tuple[Settings, tuple[int, ...]]:
+def read_sizes(body: Mapping[str, Any], model: Model, kind: str = EVALUATE) -> tuple[Settings, tuple[int, ...]]:
     """The settings of a request, and the lengths of the output vectors with them."""
     settings = read_settings(body)
     try:
-        return settings, model.sizes(settings)
+        return settings, model.sizes(settings, kind)
     except ValueError as error:
         raise RequestError(str(error)) from None
 
 
 def read_question(kind: str, body: Mapping[str, Any], model: Model) -> Question:
     """The question in the body of a request for values or derivatives."""
-    settings, sizes = read_sizes(body, model)
+    settings, sizes = read_sizes(body, model, kind)
     given = _key(body, "input")
     if not isinstance(given, list) or len(given) != 1:
         what = f"{len(given)} vectors" if isinstance(given, list) else _shown(given)
