@@ -38,6 +38,13 @@ def formulation_of(name, dtype=torch.float64):
     return make_formulation(Frame.from_arrays(arrays, dtype), problem)
 
 
+def test_frame_coefficients_are_not_taken_for_nodal_values():
+    formulation = formulation_of("square")
+    w = torch.zeros(2, formulation.frame.frame_size, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"frame coefficients, such as the w of `solve`, go to `synthesise`"):
+        formulation.nodal_fields(w)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_solutions_and_losses_are_petscs(name):
     formulation = formulation_of(name)

@@ -9,7 +9,7 @@ from small_runs import call_command
 from fem_frames import BoundaryFlux, Functional, PointValues, RegionMean, make_problem
 from training import Configuration, Surrogate, train
 from training.service.model import Forward
-from training.service.requests import Settings
+from training.service.requests import GRADIENT, JACOBIAN, Question, Settings
 
 pytestmark = pytest.mark.serial
 PLATE = """
@@ -92,6 +92,11 @@ def test_the_service_refuses_bounds_of_what_has_none(plate):
     assert model.sizes(Settings()) == (1,)
     with pytest.raises(ValueError, match="the output stress is not affine in the solution and has no bound"):
         model.sizes(Settings(bound=True))
+    y, v = [1.0, 1.0, 1.0], [1.0, 0.5, -1.0]  # derivatives of discrete solutions need no bound
+    assert model.sizes(Settings(tol=1e-8), GRADIENT)[0] == 1
+    (gradient,) = model.answers([Question(GRADIENT, Settings(tol=1e-8), y, 0, [1.0])])
+    (tangent,) = model.answers([Question(JACOBIAN, Settings(tol=1e-8), y, 0, v)])
+    assert tangent == pytest.approx([sum(g * d for g, d in zip(gradient, v, strict=True))], rel=1e-6)
 
 
 @pytest.mark.parametrize(
