@@ -67,6 +67,8 @@ class Formulation(BoundParts):
     `bpx` are those at w = 0."""
     is_assembled: ClassVar[bool] = True
     """Whether A_y is the sum of `local_matrices`: multigrid and reduced bases need it."""
+    has_blocks: ClassVar[bool] = False
+    """Whether local matrices come from blocks on the states of cells, `curvature_blocks`."""
     is_diffusion: ClassVar[bool] = False
     """Whether C_y is one number per cell times the identity on gradients, `cell_diffusion`."""
     is_robin_diffusion: ClassVar[bool] = False
@@ -217,6 +219,10 @@ class Formulation(BoundParts):
     @abstractmethod
     def local_matrices(self, y: Tensor) -> Tensor:
         """(K, L, L, B) local stiffness matrices."""
+
+    def curvature_blocks(self, y: Tensor, w: Tensor | None = None) -> Tensor:
+        """(K, m, m, B) symmetric blocks on states that local matrices come from, at frame coefficients w or at 0."""
+        raise ValueError(f"the formulation {self.name} has no blocks: use local_matrices")
 
     def energy_matrices(self, y: Tensor) -> Tensor:
         """(K, L, L, B) local matrices of the energy that `normalisation="energy"` means."""

@@ -97,8 +97,11 @@ class NonlinearEquation(StateEquation):
     def C(self, y: Tensor) -> LinearOperator:
         return self._second(self._lifted(y), y)
 
+    def curvature_blocks(self, y: Tensor, w: Tensor | None = None) -> Tensor:
+        return self._blocks(self._lifted(y) if w is None else self._cells(w, y), y)
+
     def local_matrices(self, y: Tensor) -> Tensor:
-        return self._local(self._blocks(self._lifted(y), y))
+        return self._local(self.curvature_blocks(y))
 
     def curvature(self, w: Tensor, y: Tensor) -> Congruent:
         return Congruent(self.frame.D, self._second(self._cells(w, y), y))
@@ -108,7 +111,7 @@ class NonlinearEquation(StateEquation):
         return Congruent(self.localisation, self._on_cells(local))
 
     def local_curvature(self, w: Tensor, y: Tensor) -> Tensor:
-        return self._local(self._blocks(self._cells(w, y), y))
+        return self._local(self.curvature_blocks(y, w))
 
     @property
     def point_values(self) -> int:

@@ -48,6 +48,7 @@ class QuadraticFormulation(Formulation):
 
     source_at_points: ClassVar[bool] = False
     """Whether ∫ f_y u enters through the nodal values of the first field, for states without values such as P1's."""
+    has_blocks = True
     data_of_y = True
     factor = 0.5
     norms = (ErrorNorm("energy", "energy norm", "√⟨C_y 𝒟e, 𝒟e⟩", "discrete solution"),)
@@ -156,13 +157,11 @@ class QuadraticFormulation(Formulation):
         """(B, K) the least eigenvalue of C_y in every cell."""
         return torch.linalg.eigvalsh(self._checked_blocks(y).permute(3, 0, 1, 2))[..., 0]
 
+    def curvature_blocks(self, y: Tensor, w: Tensor | None = None) -> Tensor:
+        return self._checked_blocks(y)
+
     def local_matrices(self, y: Tensor) -> Tensor:
         local = self._as_data(level_matrices.local_states(self.frame.arrays))  # (K, m, L)
-        if torch.compiler.is_compiling():
-            # The einsum below permutes four axes, for which torch.export would ask whether B fits their strides.
-            pairs = torch.einsum("kml,kni->klimn", local, local).flatten(3).flatten(1, 2)  # (K, L L, m m)
-            made = pairs @ self._checked_blocks(y).flatten(1, 2)  # (K, L L, B)
-            return made.unflatten(1, (local.shape[2],) * 2)
         return torch.einsum("kml,kmnb,kni->klib", local, self._checked_blocks(y), local)
 
     def loss(self, w: Tensor, y: Tensor) -> Tensor:
@@ -238,10 +237,11 @@ class QuadraticFormulation(Formulation):
 
     def state_load(self, y: Tensor) -> Tensor:
         y = self.check_parameters(y)
-        lift = cells_last(self.lift(y).expand(y.shape[0], -1), level_matrices.state_size(self.frame.arrays)).to(
-            self.wide
-        )
-        load = self._checked_load(y) - _product(self._checked_blocks(y), lift)
+        load = self._checked_load(y)
+        if self.lifted:
+            size = level_matrices.state_size(self.frame.arrays)
+            lift = cells_last(self.lift(y).expand(y.shape[0], -1), size).to(self.wide)
+            load = load - _product(self._checked_blocks(y), lift)
         return flat_first(self.rounded(load, "the load"), y)
 
     def constant(self, y: Tensor) -> Tensor:

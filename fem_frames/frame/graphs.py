@@ -14,7 +14,7 @@ n unknowns and E rows of G on a level, P points, K cells, L local nodal values o
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, combinations_with_replacement
 
 import numpy as np
 
@@ -82,27 +82,33 @@ class GraphHierarchy:
     """The levels of a multigrid from coarse to fine."""
 
     levels: tuple[GraphLevel, ...]
+    diffusion: bool
+    """Whether the data are positive numbers."""
 
     @property
     def signed(self) -> tuple[bool, ...]:
-        """Per level, whether weights may be negative although the data are positive."""
+        """Per level, whether weights may be negative."""
         found = []
         for level in self.levels:
             table = level.of_data
-            found.append(table is None or bool((table.weights < 0).any()))
+            found.append(not self.diffusion or table is None or bool((table.weights < 0).any()))
         return tuple(found)
 
 
 def graph_hierarchy(
-    arrays: FrameArrays, diffusion: bool, facets: Ints | None = None, coarsest: int = COARSEST
+    arrays: FrameArrays,
+    diffusion: bool,
+    facets: Ints | None = None,
+    blocks: bool = False,
+    coarsest: int = COARSEST,
 ) -> GraphHierarchy:
     """The levels for matrices of the frame's fields, which have their values at points.
 
-    Their data are local matrices, K L L numbers. With `diffusion` these are K numbers, one per cell, times the local
-    matrices of the Laplacian. On nested meshes the coarse matrices then follow from means over children, which is the
-    Galerkin product; otherwise they are computed from the weights of the next finer level. `facets` (F, d) have
-    matrices of their own, on top of a number per cell: the data are K + F d d numbers. Below a first mesh of more than
-    `coarsest` unknowns come algebraic levels.
+    Their data are local matrices, K L L numbers, or with `blocks` symmetric blocks on states, K m m numbers. With
+    `diffusion` they are K numbers, one per cell, times the local matrices of the Laplacian. On nested meshes the coarse
+    matrices then follow from means over children, which is the Galerkin product; otherwise they are computed from the
+    weights of the next finer level. `facets` (F, d) have matrices of their own, on top of a number per cell: the data
+    are K + F d d numbers. Below a first mesh of more than `coarsest` unknowns come algebraic levels.
     """
     last = len(arrays.levels) - 1
     sizes = [len(_points(arrays, index)) for index in range(last + 1)]
@@ -116,14 +122,14 @@ def graph_hierarchy(
         P = level_matrices.nodal_prolongation(arrays, index) if index > first else None
         of_data = of_finer = None
         if index == last or averages:
-            of_data, graph = _from_cells(arrays, index, diffusion or facets is not None, facets)
+            of_data, graph = _from_cells(arrays, index, diffusion or facets is not None, facets, blocks)
         else:
             assert finer is not None
             of_finer, graph = _from_finer(*finer, _points(arrays, index))
         levels.append(GraphLevel(graph, P, of_data, of_finer))
         finer = None if P is None else (graph, P)
     levels[-1:] = _algebraic_levels(arrays, levels[-1], first, coarsest)
-    return GraphHierarchy(tuple(reversed(levels)))
+    return GraphHierarchy(tuple(reversed(levels)), diffusion)
 
 
 def _points(arrays: FrameArrays, index: int) -> Ints:
@@ -132,11 +138,12 @@ def _points(arrays: FrameArrays, index: int) -> Ints:
 
 
 def _from_cells(
-    arrays: FrameArrays, index: int, diffusion: bool, facets: Ints | None = None
+    arrays: FrameArrays, index: int, diffusion: bool, facets: Ints | None = None, blocks: bool = False
 ) -> tuple[SparseMatrix, Graph]:
-    """The graph of a mesh's matrix, and its weights (E, K) from numbers or (E, K L L) from local matrices.
+    """The graph of a mesh's matrix, and its weights from numbers (E, K), blocks (E, K m m) or matrices (E, K L L).
 
     The numbers of cells are those of every field. Matrices of facets (F, d) add F d d columns, for the first field.
+    Blocks are those of the finest level.
     """
     level, points = arrays.levels[index], _points(arrays, index)
     places = level_matrices.free_numbers(arrays, index)  # (K, L)
@@ -153,6 +160,8 @@ def _from_cells(
             number = np.full(arrays.point_count(index), -1)
             number[arrays.fields[0].free[index]] = np.arange(len(arrays.fields[0].free[index]))
             columns += _add_matrices(edges, grounds, number[facets], columns)
+    elif blocks:
+        columns = _add_blocks(edges, grounds, places, level_matrices.local_states(arrays))
     else:
         columns = _add_matrices(edges, grounds, places, 0)
     return _graph_table(points, edges, grounds, columns)
@@ -169,6 +178,28 @@ def _add_matrices(edges: _Entries, grounds: _Entries, places: Ints, first: int) 
         for j in range(L):
             _add_ground(grounds, places[:, i], entry[:, i, j], np.ones(n))
     return entry.size
+
+
+def _add_blocks(edges: _Entries, grounds: _Entries, places: Ints, states: Floats) -> int:
+    """Weights from blocks (K, m, m) on the states (K, m, L) of unknowns (K, L); their upper triangles are read."""
+    K, m, L = states.shape
+    number, sums = m * m * np.arange(K), states.sum(2)
+    for a, b in combinations_with_replacement(range(m), 2):
+        column = number + m * a + b
+
+        def entry(one: Floats, other: Floats, a: int = a, b: int = b) -> Floats:
+            """(K,) the product of the block's entry with two states."""
+            return one[:, a] * other[:, b] + (one[:, b] * other[:, a] if a != b else 0.0)
+
+        for i, j in combinations(range(L), 2):
+            weights = -entry(states[:, :, i], states[:, :, j])
+            if weights.any():
+                _add_pair(edges, grounds, places[:, i], places[:, j], column, weights)
+        for i in range(L):  # the sum of row i grounds the unknown
+            weights = entry(states[:, :, i], sums)
+            if weights.any():
+                _add_ground(grounds, places[:, i], column, weights)
+    return K * m * m
 
 
 class _Entries:

@@ -51,8 +51,13 @@ def robin_terms(formulation: Formulation) -> BoundaryTerms | None:
 
 
 def matrix_data(formulation: Formulation, y: Tensor, w: Tensor | None = None) -> Tensor:
-    """(n, B) the numbers that the weights of A_y are linear in: of cells, of cells and facets, or local matrices."""
+    """(n, B) the numbers that the weights of A_y are linear in.
+
+    They are those of cells, of cells and facets, blocks on the states of cells, or local matrices.
+    """
     if not (formulation.is_diffusion or formulation.is_robin_diffusion):
+        if formulation.has_blocks:
+            return formulation.curvature_blocks(y, w).flatten(0, 2)
         local = formulation.local_matrices(y) if w is None else formulation.local_curvature(w, y)  # (K, L, L, B)
         return local.flatten(0, 2)
     cells, robin = formulation.cell_diffusion(y), robin_terms(formulation)
@@ -91,7 +96,8 @@ class Multigrid:
         robin = robin_terms(formulation)
         diffusion = formulation.is_diffusion or (formulation.is_robin_diffusion and robin is None)
         facets = None if robin is None else robin.robin_nodes
-        self._tables = graph_hierarchy(formulation.frame.arrays, diffusion, facets)
+        blocks = formulation.has_blocks and not (diffusion or formulation.is_robin_diffusion)
+        self._tables = graph_hierarchy(formulation.frame.arrays, diffusion, facets, blocks)
         has_kernels = kernels(self.dtype, self.device) is not None
         self._compiled = CompiledMultigrids(self._tables, self.dtype, self.device) if has_kernels else None
 
