@@ -311,7 +311,7 @@ def test_nets_that_nothing_beats_are_not_said_to_be_for_the_paper_only():
     assert PURPOSE not in ahead["nets"] + ahead["summary"]
     assert "Frame nets are on the Pareto front of error and time of solutions in 1 of 1 cases (disks1)" in ahead["nets"]
     first = verdicts(record_of(MULTIGRID, {**slow_net, "gradient_error": 0.005, "gradient_ms": 1.0}))["nets"]
-    assert "but one is the first for gradients in y with an error below 1 % in 1 problem (disks1); otherwise" in first
+    assert "but one is the fastest way to gradients in y with an error below 1 % in 1 problem (disks1); otherwise" in first
 
 
 def test_the_first_below_the_error_of_the_mesh_is_named():

@@ -157,7 +157,7 @@ def _purpose(cases: Sequence[Case], batch: int) -> str:
     if ahead:
         text = f"Frame nets are on the Pareto front of error and time of solutions {_where(ahead, len(seen))}"
     if first:
-        text += f"{', and' if ahead else ', but'} one is the first for {first}"
+        text += f"{', and' if ahead else ', but'} one is the fastest way to {first}"
     if len(ahead) == len(seen):
         return f"{text}."
     return (
