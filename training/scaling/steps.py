@@ -71,10 +71,11 @@ def processes(settings: Settings, out: Path, name: str) -> dict[str, Any]:
     given = {"problem": "disks", "levels": settings["levels"], "epochs": FIRST + settings["steps"], "batch": BATCH}
     given |= {"test-samples": 0, "log-every": 1, "optimizer": "soap", "level-decay": 1, "device": "cpu", "out": run}
     words = [word for key, value in given.items() for word in (f"--{key}", str(value))]
-    command = [sys.executable, "-P", *launcher, "-m", "fem_frames.commands", "train", *words, "--force", "--quiet"]
+    command = [sys.executable, *launcher, "-m", "fem_frames.commands", "train", *words, "--force", "--quiet"]
     done = subprocess.run(
         command,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        # Installed modules take precedence over those in the working directory: like -P, for all that torchrun starts.
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
