@@ -212,6 +212,11 @@ def test_reports_name_the_damaged_file_and_write_nothing(tiny, tmp_path):
     file.write_text(json.dumps({**good, "seconds": float("nan")}))
     assert f"{file} is no cell of this fem-frames: remove it" in call_command("report", out, expect=2).stderr
     file.write_text(json.dumps(good))
+    finer = out / "paper" / "finer.npz"
+    finer.write_bytes(finer.read_bytes()[:100])
+    said = compare(out, "--here", "--again", "--cells", "paper-direct", expect=2).stderr
+    assert f"{finer} is damaged" in said
+    assert "remove it, and it is made again" in said
     for text in ("", "{", "[]", "null", "{}"):
         mark.write_text(text)
         for said in (call_command("report", out, expect=2).stderr, compare(out, expect=2).stderr):
@@ -311,7 +316,9 @@ def test_nets_that_nothing_beats_are_not_said_to_be_for_the_paper_only():
     assert PURPOSE not in ahead["nets"] + ahead["summary"]
     assert "Frame nets are on the Pareto front of error and time of solutions in 1 of 1 cases (disks1)" in ahead["nets"]
     first = verdicts(record_of(MULTIGRID, {**slow_net, "gradient_error": 0.005, "gradient_ms": 1.0}))["nets"]
-    assert "but one is the fastest way to gradients in y with an error below 1 % in 1 problem (disks1); otherwise" in first
+    assert (
+        "but one is the fastest way to gradients in y with an error below 1 % in 1 problem (disks1); otherwise" in first
+    )
 
 
 def test_the_first_below_the_error_of_the_mesh_is_named():

@@ -25,6 +25,7 @@ from training.recipes import best
 from training.rivals.reduced_bases import PodSpace, Snapshots
 from training.rivals.regression import PodNet, PolynomialChaos, affordable_degree
 from training.run import store
+from training.run.records import kept_arrays
 from training.run.trainer import train
 from training.surrogate import Surrogate
 
@@ -113,8 +114,8 @@ def basis_size(yard: Yardstick) -> int:
 def _kept(path: Path) -> Snapshots | None:
     if not path.is_file():
         return None
-    with np.load(path) as found:
-        return Snapshots(found["y"], torch.as_tensor(found["values"]).double(), float(found["seconds"]))
+    y, values, seconds = kept_arrays(path, "y", "values", "seconds")
+    return Snapshots(y, torch.as_tensor(values).double(), float(seconds))
 
 
 # ---- regression on POD modes

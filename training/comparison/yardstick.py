@@ -29,6 +29,7 @@ from fem_frames.solvers.differentiable import differentiable_solve
 from fem_frames.solvers.solution import solve
 from fem_frames.studies.levels import cached_frame, embedded
 from training.comparison.cases import Case, Effort
+from training.run.records import kept_arrays
 
 SEED = 12_345
 TRUTH = 1e-11  # relative residual of the solutions against which errors are measured
@@ -96,9 +97,9 @@ class Yardstick:
         y = self.y[: self.effort.fine_samples]
         kept = None if self._folder is None else self._folder / FINER
         if kept is not None and kept.is_file():
-            with np.load(kept) as found:
-                if np.array_equal(found["y"], y):
-                    return fine, torch.as_tensor(found["w"])
+            known, coefficients = kept_arrays(kept, "y", "w")
+            if np.array_equal(known, y):
+                return fine, torch.as_tensor(coefficients)
         w = solve(fine, y, 1e-9).w
         if kept is not None:
             with written_whole(kept) as file:

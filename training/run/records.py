@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
 
 from fem_frames.files import check_file, is_there, one_line, refuse_links, written_whole
 
@@ -73,6 +77,15 @@ def check_pages(records: Mapping[Path, Any], make: Callable[[Mapping[Path, Any]]
         raise ValueError(
             f"the cells make no page together ({one_line(error)}): measure them again, by `{command} --again`"
         ) from error
+
+
+def kept_arrays(path: Path, *names: str) -> list[np.ndarray]:
+    """Arrays of a .npz file that cells of an experiment share; a ValueError names a damaged one."""
+    try:
+        with np.load(check_file(path), allow_pickle=False) as found:
+            return [found[name] for name in names]
+    except (OSError, EOFError, ValueError, KeyError, BadZipFile, zlib.error) as error:
+        raise ValueError(f"{path} is damaged ({one_line(error)}): remove it, and it is made again") from error
 
 
 def write_record(path: Path, record: Mapping[str, Any]) -> None:
