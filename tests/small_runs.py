@@ -5,6 +5,7 @@ import io
 import json
 import subprocess
 
+import pytest
 import torch
 from frames import case
 from processes import COMMAND, run_program
@@ -64,3 +65,10 @@ def run_command(*arguments, check=True, cwd=None, env=None, timeout=300, start=(
 
 def result_of(folder):
     return json.loads((folder / "result.json").read_text())
+
+
+def skip_without_torchrun():
+    try:
+        torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False, use_libuv=True)
+    except RuntimeError as error:  # as Debian 13 packages torch
+        pytest.skip(f"torchrun does not work here: {error}")

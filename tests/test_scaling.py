@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from small_runs import call_command
+from small_runs import call_command, skip_without_torchrun
 
 from fem_frames import make_problem
 from fem_frames.studies.levels import cached_frame
@@ -218,10 +218,7 @@ def test_a_message_between_nodes_uses_the_network():
 
 
 def test_two_processes_take_the_steps_of_one(tmp_path):
-    try:
-        torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False, use_libuv=True)
-    except RuntimeError as error:  # as Debian 13 packages torch
-        pytest.skip(f"torchrun does not work here: {error}")
+    skip_without_torchrun()
     run(tmp_path / "s", "processes-*")
     found = cell(tmp_path / "s", "processes-disks-J3-2")
     assert 0 < found["step_ms"] <= found["median_ms"]

@@ -12,6 +12,7 @@ import pytest
 import torch
 from frames import case
 from services import Service
+from small_runs import skip_without_torchrun
 from strangers import TRACE, array_bytes, executed, header, leave_code, members, run_in, with_record, write_members
 
 from fem_frames import (
@@ -106,6 +107,8 @@ COMMANDS = [
 
 @pytest.mark.parametrize("command", COMMANDS, ids=[" ".join(c)[:60] for c in COMMANDS])
 def test_no_command_executes_code_that_a_file_names(place, command):
+    if "processes" in command[-1]:
+        skip_without_torchrun()
     code, told = run_in(place, *command)
     assert not executed(place)
     assert code in (0, 2), told

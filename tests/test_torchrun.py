@@ -10,8 +10,7 @@ import time
 
 import numpy as np
 import pytest
-import torch
-from small_runs import result_of, run_command
+from small_runs import result_of, run_command, skip_without_torchrun
 
 from training import Configuration, train
 from training.run.checkpoints import Checkpoints
@@ -22,10 +21,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def torchrun(processes, port):
-    try:
-        torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False, use_libuv=True)
-    except RuntimeError as error:  # as Debian 13 packages torch
-        pytest.skip(f"torchrun does not work here: {error}")
+    skip_without_torchrun()
     launcher = [sys.executable, "-m", "torch.distributed.run"]
     return [*launcher, f"--nproc-per-node={processes}", f"--master-port={port}", "-m", "fem_frames.commands"]
 

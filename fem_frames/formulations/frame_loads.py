@@ -69,10 +69,9 @@ class NominalLoad:
     @classmethod
     def of(cls, formulation: Formulation) -> NominalLoad | None:
         """None where the nominal parameters have no solution."""
-        here = formulation.to(formulation.frame.dtype, "cpu")
         with ThreadPoolExecutor(1) as thread:
             # The first call may come from a training step or from torch.func, which would both see what is done here.
-            found = thread.submit(cls._of, here).result()
+            found = thread.submit(cls._of, formulation).result()
         if found is None:
             return None
         device, functional = formulation.frame.device, found.functional
@@ -81,10 +80,11 @@ class NominalLoad:
     @classmethod
     @torch.no_grad()
     def _of(cls, formulation: Formulation) -> NominalLoad | None:
-        """For a formulation on the CPU."""
+        """The same on the CPU."""
         from fem_frames.solvers.conjugate_gradients import ConvergenceError
         from fem_frames.solvers.solution import solve
 
+        formulation = formulation.to(formulation.frame.dtype, "cpu")
         y = torch.as_tensor(formulation.problem.parameters.nominal).reshape(1, -1)  # (1, p)
         exact, wide = formulation.to(torch.float64), formulation.wide
         try:

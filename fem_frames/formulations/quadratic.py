@@ -268,7 +268,10 @@ def _product(blocks: Tensor, s: Tensor) -> Tensor:
     """(K, m, B) blocks (K, m, m, B) times states (K, m, B), in one pass over memory, unlike einsum."""
     found = blocks[:, :, 0] * s[:, None, 0]
     for i in range(1, s.shape[1]):
-        found = torch.addcmul(found, blocks[:, :, i], s[:, None, i])
+        if torch.compiler.is_compiling():  # torch 2.6 cannot convert addcmul to ONNX where B is any number
+            found = found + blocks[:, :, i] * s[:, None, i]
+        else:
+            found = torch.addcmul(found, blocks[:, :, i], s[:, None, i])
     return found
 
 
