@@ -9,6 +9,7 @@ R rows, n columns, B samples; L entries of the longest row of a group.
 
 from __future__ import annotations
 
+import logging
 import re
 import warnings
 from operator import getitem
@@ -94,7 +95,9 @@ def as_onnx(program: torch.export.ExportedProgram, example: tuple[Tensor, ...], 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch 2.6 about tables that are no buffers
         module = in_onnx_operations(program).eval()
+    logged = logging.root.manager.disable
     try:
+        logging.disable(logging.ERROR)  # such as that torchvision is missing
         with quiet_libraries(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             converted = torch.onnx.export(
@@ -110,6 +113,8 @@ def as_onnx(program: torch.export.ExportedProgram, example: tuple[Tensor, ...], 
         named = re.search(r"No ONNX function found for <OpOverload\(op='(.*?)'", str(error))
         why = f"it has no operation for {named[1]}" if named else one_line(error).split(". ")[0]
         raise ValueError(f"the net cannot be converted to ONNX: {why}; write a .pt2 file") from error
+    finally:
+        logging.disable(logged)
     assert converted is not None
     tables = (value.const_value for value in converted.model.graph.initializers.values())
     size = sum(int(table.nbytes) for table in tables if table is not None)
