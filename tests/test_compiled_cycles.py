@@ -11,11 +11,12 @@ import torch
 from frames import samples
 from test_multigrid import FRAMES, OTHERS, formulation
 
-from fem_frames import Cycle, Multigrid, compiling, solve
+from fem_frames import Cycle, Frame, Multigrid, compiling, make_formulation, make_problem, solve
 from fem_frames.frame.graph_order import Chunks, reordered
 from fem_frames.solvers import compiled_cycles
 from fem_frames.solvers.compiled_cycles import source_code
 from fem_frames.solvers.cycle_plans import Chebyshev, Plan
+from fem_frames.studies.levels import cached_frame
 
 pytestmark = pytest.mark.serial
 REALS = ("float64", "float32")
@@ -96,6 +97,23 @@ def test_answers_do_not_depend_on_chunks(name, chunk, monkeypatch):
     for steps, cycle in ((0, Cycle()), (1, Cycle()), (4, Cycle()), (2, Cycle(1, 1, visits=2))):
         assert_near(found.answer(b, steps, cycle), plain.answer(b, steps, cycle))
         assert_near(found.refined(b, start, steps, cycle), plain.refined(b, start, steps, cycle))
+
+
+def elastic(dtype):
+    problem = make_problem("elastic")
+    return make_formulation(Frame.from_arrays(cached_frame(problem, 2, "energy"), dtype), problem)
+
+
+@pytest.mark.parametrize("count", [5, 16, 37])
+@pytest.mark.parametrize("name", ["algebraic Robin", "elastic"])
+def test_data_need_not_be_copied(name, count, monkeypatch):
+    """Small data are copied before the set-up, large ones are read where they are."""
+    made = elastic("float32") if name == "elastic" else formulation(name, "float32")
+    y = samples(made.problem, count, torch.float32)
+    b = made.nodal_load(y)
+    copied = Multigrid(made).at(y).answer(b, 2)
+    monkeypatch.setattr(compiled_cycles, "COPIED", 0)
+    torch.testing.assert_close(Multigrid(made).at(y).answer(b, 2), copied, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("as_wave", [True, False])

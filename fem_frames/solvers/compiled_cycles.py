@@ -36,6 +36,7 @@ VECTORS = 4  # that a sweep reads or writes, with the inverse diagonal
 CACHED = 2**23  # bytes that a sweep needs of a level, up to which the level is one chunk
 WIDTHS = (16, 32, 64)  # bytes of a vector
 TOGETHER = 2**24  # bytes of matrices that an answer makes before it solves; more would be new memory in every call
+COPIED = 2**26  # bytes of data up to which they are copied before a set-up that reads them several times
 FULL, FROM_ZERO, FROM_GIVEN = 0, 1, 2  # starts of an answer
 
 _Pointer, _Number = ctypes.c_void_p, ctypes.c_int64
@@ -66,7 +67,7 @@ class _Hierarchy(ctypes.Structure):
     _fields_ = [
         ("levels", _Pointer),
         ("order", _Pointer),
-        *((name, _Number) for name in ("count", "given", "factor_at", "block")),
+        *((name, _Number) for name in ("count", "given", "copied", "factor_at", "block")),
     ]
 
 
@@ -166,16 +167,19 @@ class CompiledLevels:
         block = place + first.unknowns**2
         self.count, self.size, self.given = len(levels), last.unknowns, last.data
         self._levels = levels
+        means = max((level.data for level in levels[:-1]), default=0)
+        copied = not means and self.given * width <= COPIED
         self._hierarchy = _Hierarchy(
             ctypes.addressof(levels),
             self._pointer(order.astype(np.int32)),
             self.count,
             self.given,
+            int(copied),
             place,
             block,
         )
         self.pointer, self.block_bytes = ctypes.addressof(self._hierarchy), block * width
-        self._room = max(int(library.room(self.pointer)), self.given) * width
+        self._room = max(int(library.room(self.pointer)), self.given if copied else means) * width
 
     def _set_up(self, level: GraphLevel) -> tuple[_Table, int]:
         if level.of_data is not None:

@@ -50,6 +50,7 @@ typedef struct {
     const level *levels;
     const int32_t *order;     /* (N) the caller's numbers of the finest unknowns */
     int64_t count, given;     /* levels; rows of the finest level's data */
+    int64_t copied;           /* whether these are copied first, because each row is read several times */
     int64_t factor_at, block; /* place of the coarsest factor; size of a block */
 } hierarchy;
 
@@ -76,15 +77,18 @@ typedef struct {
     int64_t samples, block; /* B; the number of the block */
 } place;
 
-static void gather(const real *from, const place *at, int64_t begin, int64_t end, lanes *to) {
+static inline lanes row_at(const real *from, const place *at, int64_t i) {
     const int64_t first = at->block * LANES, samples = at->samples;
-    const int32_t *order = at->order;
-    for (int64_t i = begin; i < end; i++) {
-        const real *row = from + (order ? order[i] : i) * samples;
-        if (first + LANES <= samples) memcpy(to + i, row + first, sizeof(lanes));
-        else
-            for (int l = 0; l < LANES; l++) to[i][l] = row[first + l < samples ? first + l : samples - 1];
-    }
+    const real *row = from + (at->order ? at->order[i] : i) * samples;
+    lanes found;
+    if (first + LANES <= samples) memcpy(&found, row + first, sizeof(lanes));
+    else
+        for (int l = 0; l < LANES; l++) found[l] = row[first + l < samples ? first + l : samples - 1];
+    return found;
+}
+
+static void gather(const real *from, const place *at, int64_t begin, int64_t end, lanes *to) {
+    for (int64_t i = begin; i < end; i++) to[i] = row_at(from, at, i);
 }
 
 static void scatter(const lanes *from, const place *at, int64_t begin, int64_t end, real *to) {
@@ -103,6 +107,15 @@ static void multiply(const table *t, int64_t begin, int64_t end, const lanes *x,
     for (int64_t i = begin; i < end; i++) {
         lanes sum = {0};
         for (int64_t k = t->starts[i]; k < t->starts[i + 1]; k++) sum += t->weights[k] * x[t->columns[k]];
+        out[i] = sum;
+    }
+}
+
+/* The same for x in a caller's array. */
+static void multiply_given(const table *t, int64_t begin, int64_t end, const real *x, const place *at, lanes *out) {
+    for (int64_t i = begin; i < end; i++) {
+        lanes sum = {0};
+        for (int64_t k = t->starts[i]; k < t->starts[i + 1]; k++) sum += t->weights[k] * row_at(x, at, t->columns[k]);
         out[i] = sum;
     }
 }
@@ -200,39 +213,47 @@ static void solve_coarsest(const hierarchy *h, const lanes *block, const lanes *
     }
 }
 
-/* Weights and inverse blocks, chunk by chunk: those of a chunk need no edges of later ones. */
-static void set_up_level(const level *L, const lanes *source, lanes *c, lanes *inverse) {
+static void weigh(const level *L, int64_t begin, int64_t end, const lanes *source, const real *data, const place *at,
+                  lanes *c) {
+    if (source) multiply(&L->set_up, begin, end, source, c);
+    else multiply_given(&L->set_up, begin, end, data, at, c);
+}
+
+/* Weights and inverse blocks, chunk by chunk: those of a chunk need no edges of later ones. The weights follow from
+   `source`, or if that is null from a caller's data. */
+static void set_up_level(const level *L, const lanes *source, const real *data, const place *at, lanes *c,
+                         lanes *inverse) {
     const chunks *all = &L->chunks;
-    multiply(&L->set_up, all->edges[all->count], L->weights, source, c);
+    weigh(L, all->edges[all->count], L->weights, source, data, at, c);
     for (int64_t k = 0; k < all->count; k++) {
-        multiply(&L->set_up, all->edges[k], all->edges[k + 1], source, c);
+        weigh(L, all->edges[k], all->edges[k + 1], source, data, at, c);
         invert_blocks(L, c, inverse, k);
     }
 }
 
-/* One number per cell: the mean over its children, which are contiguous. */
-static void average(lanes *values, int64_t cells, int64_t children) {
+/* One number per cell: the mean over its children, which are contiguous, of values or of a caller's data. */
+static void average(lanes *values, const real *data, const place *at, int64_t cells, int64_t children) {
     const lanes share = constant(1.0 / (double)children);
     for (int64_t i = 0; i < cells; i++) {
-        lanes sum = values[i * children];
-        for (int64_t k = 1; k < children; k++) sum += values[i * children + k];
+        lanes sum = {0};
+        for (int64_t k = i * children; k < (i + 1) * children; k++) sum += data ? row_at(data, at, k) : values[k];
         values[i] = sum * share;
     }
 }
 
 /* Fills a block from data (given, B); the lane whose coarsest matrix is not positive definite, or -1. `space` has room
-   for the data of the block. */
+   for the data that are copied, or for their means over the children of a cell. */
 static int set_up_block(const hierarchy *h, const real *data, int64_t samples, int64_t number, lanes *block,
                         lanes *space) {
     const place at = {0, samples, number};
-    gather(data, &at, 0, h->given, space);
     int64_t rows = h->given;
+    if (h->copied) gather(data, &at, 0, rows, space);
     for (int64_t j = h->count - 1; j >= 0; j--) {
         const level *L = h->levels + j;
-        if (L->data && L->data < rows) average(space, L->data, rows / L->data);
+        if (L->data && L->data < rows) average(space, rows == h->given ? data : 0, &at, L->data, rows / L->data);
         if (L->data) rows = L->data;
-        const lanes *source = L->data ? space : block + L[1].weights_at;
-        set_up_level(L, source, block + L->weights_at, block + L->inverse_at);
+        const lanes *source = !L->data ? block + L[1].weights_at : h->copied || rows < h->given ? space : 0;
+        set_up_level(L, source, data, &at, block + L->weights_at, block + L->inverse_at);
     }
     return factorise(h->levels, block + h->levels[0].weights_at, block + h->factor_at);
 }
