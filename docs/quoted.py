@@ -112,6 +112,16 @@ def queries_problems() -> str:
     return table(lines)
 
 
+def queries_elastic() -> str:
+    found = queries("elastic")
+    rows = found["rows"]
+    return (
+        f"{fastest(rows, 'multigrid'):.2g} ms per solution with {rows[0]['unknowns']} unknowns to an error of 1e-3, "
+        f"PETSc's fastest solver {fastest(rows, 'PETSc'):.2g} ms; C_y, load and set-up take "
+        f"{found['ratios']['coefficient, load, set-up / solve']:.2g} times as long as the solve"
+    )
+
+
 def queries_growth() -> str:
     first, second = ([f"{row['ns']:.1f}" for row in queries(name)["rows"]] for name in ("growth", "growth_2"))
     levels = [str(row["levels"]) for row in queries("growth")["rows"]]
@@ -212,6 +222,7 @@ QUOTES: dict[str, Callable[[], str]] = {
     "headline": headline,
     "queries-disks": queries_disks,
     "queries-problems": queries_problems,
+    "queries-elastic": queries_elastic,
     "queries-growth": queries_growth,
     "queries-rivals": queries_rivals,
     "hats-paper": hats_paper,
