@@ -38,7 +38,7 @@ def new_folder(out: Path, mark: str, record: Mapping[str, Any]) -> bool:
 
 
 def read_mark(path: Path) -> dict[str, Any]:
-    """The record of a folder's mark, empty if there is none; a ValueError says how to mend a damaged one."""
+    """The record of a folder's mark, empty if there is none; a ValueError says how to repair a damaged one."""
     if not is_there(path):
         return {}
     try:
